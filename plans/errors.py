@@ -1,0 +1,5 @@
+"""The one error that a user can cause."""
+
+
+class InputError(ValueError):
+    """Input that cannot be used. The message is one line: the place (file:line or key), the numbers, the nearest legal value."""

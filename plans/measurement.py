@@ -1,0 +1,95 @@
+"""Measurements of a machine: written by `executor.measure`, fitted by `costmodel.profile`.
+
+One record a line (JSON). Times are medians over `repeats` after a warm-up, of the slowest rank.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from plans.model import ModelSpec, Precision
+from plans.record import Record
+
+Direction = Literal["forward", "backward"]
+
+
+class Timing(Record):
+    seconds: float = Field(gt=0)  # median
+    spread_s: float = Field(ge=0)  # interquartile range
+    repeats: int = Field(ge=1)
+
+
+class Machine(Record):
+    """First line: where and of what the rest was measured."""
+
+    what: Literal["machine"] = "machine"
+    model: ModelSpec
+    precision: Precision
+    num_ranks: int = Field(ge=1)
+    threads_per_rank: int = Field(ge=1)
+    device: str  # "cpu" or the accelerator's name
+    processor: str
+    torch: str
+    date: str  # YYYY-MM-DD
+
+
+class LayerTime(Record):
+    """One decoder layer over one row of packed documents, tensor-parallel collectives included."""
+
+    what: Literal["layer"] = "layer"
+    tp: int = Field(ge=1)
+    direction: Direction
+    lengths: tuple[int, ...]  # tokens of each document of the row
+    time: Timing
+
+
+class EndTime(Record):
+    """The embedding, or final norm + head + loss, over one row."""
+
+    what: Literal["embedding", "head"]
+    tp: int = Field(ge=1)
+    direction: Direction
+    tokens: int = Field(ge=1)
+    time: Timing
+
+
+class TransferTime(Record):
+    """One message from one rank to another, one way; `concurrent` pairs at once."""
+
+    what: Literal["transfer"] = "transfer"
+    link: Literal["intra", "inter"]
+    bytes: int = Field(ge=1)
+    concurrent: int = Field(default=1, ge=1)
+    time: Timing
+
+
+class CopyTime(Record):
+    """A copy within one rank's memory (packing and unpacking of a switch)."""
+
+    what: Literal["copy"] = "copy"
+    bytes: int = Field(ge=1)
+    time: Timing
+
+
+class OptimizerTime(Record):
+    """Clip + AdamW over this many elements on one rank."""
+
+    what: Literal["optimizer"] = "optimizer"
+    elements: int = Field(ge=1)
+    time: Timing
+
+
+class ActivationBytes(Record):
+    """Bytes kept from forward to backward by one layer, or by the head with its logits, on one rank."""
+
+    what: Literal["activation"] = "activation"
+    part: Literal["layer", "head"]
+    tp: int = Field(ge=1)
+    tokens: int = Field(ge=1)
+    bytes: int = Field(ge=0)
+
+
+Measurement = Annotated[
+    Machine | LayerTime | EndTime | TransferTime | CopyTime | OptimizerTime | ActivationBytes,
+    Field(discriminator="what"),
+]

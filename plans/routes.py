@@ -1,0 +1,153 @@
+"""Which regions move where when the layout changes.
+
+Weights are copied: every rank of the target layout must receive each element of its box exactly once. Partial gradients
+are added: a rank that ceases to hold an element sends its partial to one rank that holds it next; a partial that stays is
+not touched. Both work on *atoms*, the boxes of the common refinement of all source and target boxes, and on runs of layers that are
+held alike in both layouts, so a model of 80 equal layers costs as much as one of 2.
+
+The choice of the peer is greedy: one's own copy, else the least loaded on the same node, else the least loaded elsewhere.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from plans.layout import Box, Holding, Layout, spans
+from plans.model import Parameter
+
+
+class Route(NamedTuple):
+    """A box of one parameter, in `num_layers` layers alike, goes from one rank to another (or stays, if they are one)."""
+
+    parameter: str  # name of the kind, with `{layer}`
+    first_layer: int
+    num_layers: int
+    box: Box
+    source: int
+    target: int
+
+    @property
+    def numel(self) -> int:
+        return self.box.numel * self.num_layers
+
+    @property
+    def local(self) -> bool:
+        return self.source == self.target
+
+    def names(self) -> Iterator[str]:
+        """Full names of the parameters, layer by layer."""
+        return (self.parameter.format(layer=self.first_layer + i) for i in range(self.num_layers))
+
+
+class Atom(NamedTuple):
+    """A box that nobody holds in part: the ranks that hold it before and after."""
+
+    parameter: str
+    first_layer: int
+    num_layers: int
+    box: Box
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        return self.box.numel * self.num_layers
+
+
+@lru_cache(maxsize=1024)
+def weight_routes(source: Layout, target: Layout, ranks_per_node: int) -> tuple[Route, ...]:
+    """Copies that turn `source` into `target`, own copies (local routes) included, in an order all ranks share."""
+    sent = _Load(ranks_per_node)
+    routes = []
+    for atom in atoms(source, target):
+        for rank in atom.after:
+            giver = rank if rank in atom.before else sent.least_loaded(atom.before, near=rank)
+            routes.append(Route(*atom[:4], giver, rank))
+            sent.add(giver, rank, atom.numel)
+    return tuple(routes)
+
+
+@lru_cache(maxsize=1024)
+def gradient_routes(source: Layout, target: Layout, ranks_per_node: int) -> tuple[Route, ...]:
+    """Additions that turn partial sums under `source` into partial sums under `target`, those that stay included."""
+    received = _Load(ranks_per_node)
+    routes = []
+    for atom in atoms(source, target):
+        for rank in atom.before:
+            taker = rank if rank in atom.after else received.least_loaded(atom.after, near=rank)
+            routes.append(Route(*atom[:4], rank, taker))
+            received.add(taker, rank, atom.numel)
+    return tuple(routes)
+
+
+def traffic(routes: Iterable[Route], bytes_per_element: int) -> dict[tuple[int, int], int]:
+    """Bytes from each rank to each other rank; what stays on a rank costs nothing and is not listed."""
+    total: defaultdict[tuple[int, int], int] = defaultdict(int)
+    for route in routes:
+        if not route.local:
+            total[route.source, route.target] += route.numel * bytes_per_element
+    return dict(sorted(total.items()))
+
+
+def atoms(source: Layout, target: Layout) -> Iterator[Atom]:
+    """The common refinement of two layouts of the same model on the same ranks."""
+    cuts = tuple(sorted({*source.cuts, *target.cuts}))
+    for parameter in source.model.parameters:
+        for first, last in spans(parameter, cuts):
+            before, after = source.holdings(parameter, first), target.holdings(parameter, first)
+            for box, old, new in _refine(parameter, before, after):
+                yield Atom(parameter.name, first, last - first, box, old, new)
+
+
+def _refine(
+    parameter: Parameter, before: Sequence[Holding], after: Sequence[Holding]
+) -> list[tuple[Box, tuple[int, ...], tuple[int, ...]]]:
+    rows = _edges(parameter.rows, ((h.box.row0, h.box.row1) for h in (*before, *after)))
+    cols = _edges(parameter.cols, ((h.box.col0, h.box.col1) for h in (*before, *after)))
+    old, new = _holders(before, rows, cols), _holders(after, rows, cols)
+    row_pairs, col_pairs = list(zip(rows, rows[1:], strict=False)), list(zip(cols, cols[1:], strict=False))
+    return [
+        (Box(*row, *col), tuple(old[i, j]), tuple(new[i, j]))
+        for i, row in enumerate(row_pairs)
+        for j, col in enumerate(col_pairs)
+    ]
+
+
+def _edges(size: int, pairs: Iterable[tuple[int, int]]) -> list[int]:
+    return sorted({0, size, *(edge for pair in pairs for edge in pair)})
+
+
+def _holders(held: Sequence[Holding], rows: list[int], cols: list[int]) -> defaultdict[tuple[int, int], list[int]]:
+    """Ranks by (row interval, column interval), each list in rank order."""
+    row_at = {edge: i for i, edge in enumerate(rows)}
+    col_at = {edge: j for j, edge in enumerate(cols)}
+    holders: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+    for rank, box in held:
+        for i in range(row_at[box.row0], row_at[box.row1]):
+            for j in range(col_at[box.col0], col_at[box.col1]):
+                holders[i, j].append(rank)
+    return holders
+
+
+class _Load:
+    """Elements that each rank has moved so far, inside its node and between nodes apart."""
+
+    def __init__(self, ranks_per_node: int) -> None:
+        self._ranks_per_node = ranks_per_node
+        self._inside: defaultdict[int, int] = defaultdict(int)
+        self._between: defaultdict[int, int] = defaultdict(int)
+
+    def _same_node(self, a: int, b: int) -> bool:
+        return a // self._ranks_per_node == b // self._ranks_per_node
+
+    def least_loaded(self, ranks: Sequence[int], *, near: int) -> int:
+        """The peer for `near`: the least loaded on its node, or, where there is none, the least loaded elsewhere."""
+        inside = [rank for rank in ranks if self._same_node(rank, near)]
+        if inside:
+            return min(inside, key=lambda rank: (self._inside[rank], rank))
+        return min(ranks, key=lambda rank: (self._between[rank], rank))
+
+    def add(self, rank: int, peer: int, numel: int) -> None:
+        if rank != peer:
+            (self._inside if self._same_node(rank, peer) else self._between)[rank] += numel
