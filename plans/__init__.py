@@ -1,1 +1,1 @@
-"""The language that planning and running share: model, cluster, strategy, layout, routes, packing, schedule, plan file."""
+"""The language that planning and running share: model, cluster, strategy, layout, routes, packing, schedule, plan."""

@@ -2,4 +2,4 @@
 
 
 class InputError(ValueError):
-    """Input that cannot be used. The message is one line: the place (file:line or key), the numbers, the nearest legal value."""
+    """Input that cannot be used. One line: the place (file:line or key), the numbers, the nearest legal value."""

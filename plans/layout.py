@@ -9,11 +9,14 @@ rows among its holders, so that every element is on exactly one rank. Nothing is
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 from plans.errors import InputError
 from plans.model import ModelSpec, Parameter
 from plans.strategy import Strategy, balanced_layers
+
+Stages = tuple[tuple[int, ...], ...]  # layers of every stage, per kind of replica
 
 
 class Box(NamedTuple):
@@ -64,12 +67,14 @@ class Layout:
 
     def __post_init__(self) -> None:
         if len(self.layers_per_stage) != len(self.strategy.kinds):
-            raise InputError(f"{self.strategy} has {len(self.strategy.kinds)} kinds of replica, layers_per_stage {len(self.layers_per_stage)}")
+            kinds, given = len(self.strategy.kinds), len(self.layers_per_stage)
+            raise InputError(f"{self.strategy} has {kinds} kinds of replica, layers_per_stage {given}")
         for kind, layers in zip(self.strategy.kinds, self.layers_per_stage, strict=True):
             if len(layers) != kind.pp or sum(layers) != self.model.num_layers or min(layers) < 1:
+                nearest = list(balanced_layers(self.model.num_layers, kind.pp))
                 raise InputError(
-                    f"layers_per_stage {list(layers)} does not divide {self.model.num_layers} layers into {kind.pp} stages; "
-                    f"for example {list(balanced_layers(self.model.num_layers, kind.pp))}"
+                    f"layers_per_stage {list(layers)} does not divide {self.model.num_layers} layers "
+                    f"into {kind.pp} stages; for example {nearest}"
                 )
         if self.home and len(self.strategy.kinds) > 1:
             raise InputError(f"home needs equal replicas, got {self.strategy}")
@@ -100,7 +105,7 @@ class Layout:
         return next(stage for stage in range(len(layers)) if layer in self.stage_layers(kind, stage))
 
     def holdings(self, parameter: Parameter, layer: int = 0) -> tuple[Holding, ...]:
-        """Every rank that holds a part of this parameter, with its box, by rank. `layer` counts only for layer parameters."""
+        """Every rank that holds a part of this parameter, with its box, by rank. `layer` is for layer parameters."""
         held: list[Holding] = []
         for replica in self.strategy.replicas:
             stage = self._stage_of(replica.kind, parameter, layer)
@@ -131,12 +136,12 @@ class Layout:
         return tuple(totals)
 
 
-def layout(model: ModelSpec, strategy: Strategy, layers_per_stage: tuple[tuple[int, ...], ...] | None = None) -> Layout:
+def layout(model: ModelSpec, strategy: Strategy, layers_per_stage: Stages | None = None) -> Layout:
     """The layout of a phase; balanced stages unless said otherwise."""
     return Layout(model, strategy, layers_per_stage or balanced_stages(model, strategy))
 
 
-def home_layout(model: ModelSpec, strategy: Strategy, layers_per_stage: tuple[tuple[int, ...], ...] | None = None) -> Layout:
+def home_layout(model: ModelSpec, strategy: Strategy, layers_per_stage: Stages | None = None) -> Layout:
     """The home that divides each box of `strategy`'s layout among its holders."""
     return Layout(model, strategy, layers_per_stage or balanced_stages(model, strategy), home=True)
 
@@ -148,7 +153,7 @@ def balanced_stages(model: ModelSpec, strategy: Strategy) -> tuple[tuple[int, ..
 
 def spans(parameter: Parameter, cuts: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
     """Runs of layers [first, last) that are held alike; one run of length 1 for a parameter outside the layers."""
-    return tuple(zip(cuts, cuts[1:], strict=False)) if parameter.place == "layer" else ((0, 1),)
+    return tuple(pairwise(cuts)) if parameter.place == "layer" else ((0, 1),)
 
 
 def every_parameter(model: ModelSpec) -> tuple[tuple[Parameter, int], ...]:

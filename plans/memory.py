@@ -1,10 +1,12 @@
 """Bytes on a rank: what a phase holds while it computes, and what a switch holds while it moves.
 
     phase   weights + partial gradients of its layout + home (master weight, two Adam moments)
-            + activations of the micro-batches in flight on its stage + logits of one micro-batch on the last stage + reserve
+            + activations of the micro-batches in flight on its stage
+            + logits of one micro-batch on the last stage + reserve
     switch  old and new layout of weights and partial gradients + home + staging + reserve
 
-The judge and the executor refuse what does not fit, so this arithmetic is on the ground floor; the cost model supplies its rule.
+The judge and the executor refuse what does not fit, so this arithmetic is on the ground floor; the cost model supplies
+its rule.
 """
 
 from dataclasses import dataclass
@@ -25,7 +27,7 @@ class MemoryRule(Record):
     """Coefficients of the memory model, with the model and precision that they hold for."""
 
     reserved_bytes: int = Field(ge=0)  # kept free on every rank: communicators, fragmentation, workspace
-    activation_bytes: dict[int, float]  # tp -> bytes of one token in one layer on one rank, kept from forward to backward
+    activation_bytes: dict[int, float]  # tp -> bytes of a token in a layer on a rank, kept from forward to backward
     logit_bytes: float = Field(ge=0)  # bytes of one logit of one token on the last stage, forward and backward together
 
     def activation_bytes_of(self, tp: int) -> float:
@@ -89,7 +91,13 @@ def home_bytes(home: Layout, rank: int, precision: Precision) -> int:
 
 
 def switch_memory(
-    source: Layout, target: Layout, home: Layout, rule: MemoryRule, precision: Precision, ranks_per_node: int, staging_bytes: int
+    source: Layout,
+    target: Layout,
+    home: Layout,
+    rule: MemoryRule,
+    precision: Precision,
+    ranks_per_node: int,
+    staging_bytes: int,
 ) -> tuple[int, ...]:
     """Most bytes on every rank during a switch: both layouts at once, staging bounded by the round."""
     per_element = precision.weight_bytes + precision.gradient_bytes

@@ -1,7 +1,7 @@
 """Sequences to replicas to micro-batches.
 
-First every sequence, longest first, goes to the replica that would finish it earliest (list scheduling by cost); then each
-replica packs its sequences into micro-batches of bounded length by best-fit-decreasing. Nothing is dropped, cut or
+First every sequence, longest first, goes to the replica that would finish it earliest (list scheduling by cost); then
+each replica packs its sequences into micro-batches of bounded length by best-fit-decreasing. Nothing is dropped, cut or
 padded. The planner prices a phase with this very function, the executor runs it.
 """
 
@@ -18,7 +18,7 @@ MicroBatches = tuple[tuple[int, ...], ...]  # indices of sequences, per micro-ba
 
 
 class PackingRule(Record):
-    """How one kind of replica takes sequences. Costs are seconds per micro-batch, token, squared token of a document."""
+    """How one kind of replica takes sequences; seconds per micro-batch, token and squared token of a document."""
 
     max_tokens: int = Field(ge=1)  # of one micro-batch
     fixed_s: float = Field(ge=0)
@@ -41,7 +41,8 @@ def pack(lengths: Sequence[int], counts: Sequence[int], rules: Sequence[PackingR
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     capacity = max(rule.max_tokens for rule in rules)
     if order and lengths[order[0]] > capacity:
-        raise InputError(f"a sequence of {lengths[order[0]]} tokens fits no micro-batch; the longest legal one is {capacity}")
+        longest = lengths[order[0]]
+        raise InputError(f"a sequence of {longest} tokens fits no micro-batch; the longest legal one is {capacity}")
     dealt = _deal(order, lengths, counts, rules)
     kinds = (rule for count, rule in zip(counts, rules, strict=True) for _ in range(count))
     return tuple(_best_fit(chosen, lengths, rule.max_tokens) for chosen, rule in zip(dealt, kinds, strict=True))

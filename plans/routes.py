@@ -1,16 +1,17 @@
 """Which regions move where when the layout changes.
 
 Weights are copied: every rank of the target layout must receive each element of its box exactly once. Partial gradients
-are added: a rank that ceases to hold an element sends its partial to one rank that holds it next; a partial that stays is
-not touched. Both work on *atoms*, the boxes of the common refinement of all source and target boxes, and on runs of layers that are
-held alike in both layouts, so a model of 80 equal layers costs as much as one of 2.
+are added: a rank that ceases to hold an element sends its partial to one rank that holds it next; a partial that stays
+is not touched. Both work on *atoms*, the boxes of the common refinement of all source and target boxes, and on runs of
+layers that are held alike in both layouts, so a model of 80 equal layers costs as much as one of 2.
 
-The choice of the peer is greedy: one's own copy, else the least loaded on the same node, else the least loaded elsewhere.
+The choice of the peer is greedy: one's own copy, else the least loaded on the same node, else the least loaded on any.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 from plans.layout import Box, Holding, Layout, spans
@@ -18,7 +19,7 @@ from plans.model import Parameter
 
 
 class Route(NamedTuple):
-    """A box of one parameter, in `num_layers` layers alike, goes from one rank to another (or stays, if they are one)."""
+    """A box of one parameter, in `num_layers` layers alike, goes from one rank to another (or stays on one)."""
 
     parameter: str  # name of the kind, with `{layer}`
     first_layer: int
@@ -106,11 +107,10 @@ def _refine(
     rows = _edges(parameter.rows, ((h.box.row0, h.box.row1) for h in (*before, *after)))
     cols = _edges(parameter.cols, ((h.box.col0, h.box.col1) for h in (*before, *after)))
     old, new = _holders(before, rows, cols), _holders(after, rows, cols)
-    row_pairs, col_pairs = list(zip(rows, rows[1:], strict=False)), list(zip(cols, cols[1:], strict=False))
     return [
         (Box(*row, *col), tuple(old[i, j]), tuple(new[i, j]))
-        for i, row in enumerate(row_pairs)
-        for j, col in enumerate(col_pairs)
+        for i, row in enumerate(pairwise(rows))
+        for j, col in enumerate(pairwise(cols))
     ]
 
 

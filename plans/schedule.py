@@ -1,8 +1,8 @@
 """The order of forward and backward passes on every stage of a pipeline, as data.
 
-    one_f_one_b(num_stages=2, num_micro_batches=3)
-    stage 0:  0F0  0F1  0B0  0F2  0B1  0B2
-    stage 1:  1F0  1B0  1F1  1B1  1F2  1B2
+one_f_one_b(num_stages=2, num_micro_batches=3)
+stage 0:  0F0  0F1  0B0  0F2  0B1  0B2
+stage 1:  1F0  1B0  1F1  1B1  1F2  1B2
 """
 
 import re

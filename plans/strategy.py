@@ -1,8 +1,8 @@
 """How the ranks of a cluster are divided into replicas, and where each rank stands.
 
 A strategy is a tuple of kinds; a kind is `count` equal replicas of tp x cp x pp ranks. One kind prints as `dp2tp2pp2`,
-several as `1xtp4pp2+8xtp1`. Ranks are dealt to the kinds in order; inside a kind the rank order is pp, dp, cp, tp with tp
-fastest, so a tensor-parallel group is always a run of neighbouring ranks.
+several as `1xtp4pp2+8xtp1`. Ranks are dealt to the kinds in order; inside a kind the rank order is pp, dp, cp, tp with
+tp fastest, so a tensor-parallel group is always a run of neighbouring ranks.
 """
 
 import re
@@ -166,7 +166,9 @@ def refusal(model: ModelSpec, strategy: Strategy, num_ranks: int) -> str | None:
         return f"{strategy} has {strategy.num_ranks} ranks, the cluster has {num_ranks}"
     for kind in strategy.kinds:
         if kind.pp > model.num_layers:
-            return f"pp {kind.pp} is more than the {model.num_layers} layers; the largest legal pp is {model.num_layers}"
+            return (
+                f"pp {kind.pp} is more than the {model.num_layers} layers; the nearest legal pp is {model.num_layers}"
+            )
         for what, heads in (("kv heads", model.num_kv_heads), ("heads", model.num_heads)):
             if heads % kind.tp:
                 nearest = max(d for d in range(1, kind.tp + 1) if heads % d == 0)

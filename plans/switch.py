@@ -4,8 +4,8 @@
     phase -> next phase     weights and partial gradients
     last phase -> home      partial gradients only
 
-A *round* is a run of parameters whose routes are staged together, one fused buffer per peer. Rounds keep the staging of every
-rank under a limit; all ranks derive the same rounds from the same routes.
+A *round* is a run of parameters whose routes are staged together, one fused buffer per peer. Rounds keep the staging of
+every rank under a limit; all ranks derive the same rounds from the same routes.
 """
 
 from collections import defaultdict

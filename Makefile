@@ -1,0 +1,27 @@
+# make env    make .venv (PYTHON=... chooses the Python, TORCH_PIP_ARGS=... where torch comes from)
+# make demo   profile this machine, solve plans, run them, print the table
+# make test   lint, type check and tests; the same as continuous integration
+PYTHON ?=
+TORCH_PIP_ARGS ?=
+
+.PHONY: env demo test check lint clean
+
+env:
+	@PYTHON='$(PYTHON)' TORCH_PIP_ARGS='$(TORCH_PIP_ARGS)' sh tools/env.sh
+
+demo: env
+	.venv/bin/python -m hotspa.demo
+
+lint: env
+	.venv/bin/python -m ruff check
+	.venv/bin/python -m ruff format --check
+	.venv/bin/python -m mypy --strict
+
+test: lint
+	.venv/bin/python -m pytest
+
+check: test
+
+clean:
+	rm -rf .venv build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

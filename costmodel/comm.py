@@ -1,0 +1,124 @@
+"""What communication costs on a cluster's wires: pipeline sends, and tensor parallelism outside its measured nodes."""
+
+from collections import Counter
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Self
+
+from costmodel.profile import NOTHING, Coefficients, Profile
+from plans.cluster import ClusterSpec, Link
+from plans.layout import Layout
+from plans.model import Precision
+
+StageRanks = tuple[tuple[int, ...], ...]  # [cp][tp]
+NodePairs = list[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Wires:
+    """The links between ranks, measured where the profile has them, else declared by the cluster."""
+
+    intra: Link  # of one rank, inside its node
+    inter: Link | None  # of one node, shared by its ranks
+    ranks_per_node: int
+    num_ranks: int
+
+    @classmethod
+    def of(cls, cluster: ClusterSpec, profile: Profile) -> Self:
+        return cls(
+            intra=profile.links.intra or cluster.intra,
+            inter=(profile.links.inter or cluster.inter) if cluster.nodes > 1 else None,
+            ranks_per_node=cluster.ranks_per_node,
+            num_ranks=cluster.num_ranks,
+        )
+
+    def node_of(self, rank: int) -> int:
+        return rank // self.ranks_per_node
+
+    def between(self, a: int, b: int) -> Link:
+        """The link over which two ranks talk."""
+        return self.intra if self.node_of(a) == self.node_of(b) else self.between_nodes()
+
+    def between_nodes(self) -> Link:
+        assert self.inter is not None, "a cluster of several nodes has an inter link"
+        return self.inter
+
+
+def pipeline_sends(layout: Layout, wires: Wires, precision: Precision) -> tuple[tuple[Coefficients, ...], ...]:
+    """`[replica][boundary]` seconds of sending a row's activations (or their gradients) to the neighbouring stage.
+
+    Each of the tp ranks sends its [T/tp, D] to the rank of the same index. Inside a node they have a link each. Between
+    nodes they share the node's link, with each other and with the other replicas that cross the same boundary there:
+    equal replicas run in step, so they send at once.
+    """
+    token_bytes = layout.model.hidden_size * precision.weight_bytes  # over the tp ranks together
+    replicas = layout.strategy.replicas
+    nodes = [[_node_pairs(*stages, wires) for stages in pairwise(replica.ranks)] for replica in replicas]
+    leaving: Counter[tuple[int, int, int]] = Counter()  # (kind, boundary, node) -> messages at once
+    entering: Counter[tuple[int, int, int]] = Counter()
+    for replica, boundaries in zip(replicas, nodes, strict=True):
+        for boundary, pairs in enumerate(boundaries):
+            leaving.update((replica.kind, boundary, a) for a, b in pairs if a != b)
+            entering.update((replica.kind, boundary, b) for a, b in pairs if a != b)
+
+    def send(kind: int, boundary: int, pairs: NodePairs) -> Coefficients:
+        link, at_once = wires.intra, 1
+        if crossing := [(a, b) for a, b in pairs if a != b]:
+            link = wires.between_nodes()
+            at_once = max(max(leaving[kind, boundary, a], entering[kind, boundary, b]) for a, b in crossing)
+        token_s = token_bytes / len(pairs) * at_once / link.bandwidth_bytes_per_s
+        return Coefficients(fixed_s=link.latency_s, token_s=token_s, token_sq_s=0.0)
+
+    return tuple(
+        tuple(send(replica.kind, boundary, pairs) for boundary, pairs in enumerate(boundaries))
+        for replica, boundaries in zip(replicas, nodes, strict=True)
+    )
+
+
+def _node_pairs(stage: StageRanks, following: StageRanks, wires: Wires) -> NodePairs:
+    """Nodes of every rank of a stage and of its peer on the next one."""
+    return [
+        (wires.node_of(a), wires.node_of(b))
+        for row, peers in zip(stage, following, strict=True)
+        for a, b in zip(row, peers, strict=True)
+    ]
+
+
+COLLECTIVES_PER_LAYER = 4
+"""In each direction: a gather before attention and the MLP, a scatter behind each; backward, one becomes the other."""
+
+
+def tensor_parallel_extra(
+    tp: int, hidden_size: int, wires: Wires, precision: Precision, measured_ranks_per_node: int
+) -> Coefficients:
+    """Seconds that one gather or scatter takes here beyond what it took where the layer was measured.
+
+    Measured times include their collectives. Only where a group leaves its node here and did not there, the difference
+    of two rings is added. A ring over a [T, D] row has tp - 1 steps; in each, every rank passes T D / tp elements on,
+    so a step lasts as long as its slowest hop:
+
+        ring = (tp - 1) * (latency + T * D * element_bytes / tp / bandwidth)
+
+    Groups are taken to begin at multiples of tp.
+    """
+    rings = _rings_through_a_node(tp, wires)
+    if not rings or tp > measured_ranks_per_node:
+        return NOTHING
+    here, there = wires.between_nodes(), wires.intra
+    step_bytes = hidden_size * precision.weight_bytes / tp  # of one token
+    step_s = step_bytes * (rings / here.bandwidth_bytes_per_s - 1 / there.bandwidth_bytes_per_s)
+    return Coefficients(
+        fixed_s=(tp - 1) * max(0.0, here.latency_s - there.latency_s),
+        token_s=(tp - 1) * max(0.0, step_s),
+        token_sq_s=0.0,
+    )
+
+
+def _rings_through_a_node(tp: int, wires: Wires) -> int:
+    """Groups that have ranks on one node and on others too, where they are most; 0: no group leaves its node."""
+    crossing: Counter[int] = Counter()
+    for first in range(0, wires.num_ranks - tp + 1, tp):
+        nodes = {wires.node_of(rank) for rank in range(first, first + tp)}
+        if len(nodes) > 1:
+            crossing.update(nodes)
+    return max(crossing.values(), default=0)

@@ -1,0 +1,226 @@
+"""Makes the profile a800-80g from published stage times: `python -m costmodel.published`.
+
+A stage of L / pp layers takes L / pp times one layer's coefficients, so all pipeline degrees of a tensor-parallel
+degree give one set. The published T(s) = a s^2 + b s + c of every series is evaluated on lengths from 128 tokens to
+32768, or to the longest row whose activations fit a rank, at equal steps of log s, and the relative error of all of
+them together is made least. A doubtful series is not fitted: the other pipeline degrees of its tp stand for it.
+"""
+
+from pathlib import Path
+
+import numpy as np
+from pydantic import Field
+
+from costmodel.fit import residual
+from costmodel.least_squares import Floats, fit_relative, relative_errors
+from costmodel.profile import (
+    NOTHING,
+    Coefficients,
+    ModelProfile,
+    OptimizerTime,
+    Passes,
+    Profile,
+    Provenance,
+    Residual,
+    Shape,
+)
+from plans.memory import MemoryRule
+from plans.model import Precision
+from plans.record import Record
+from plans.strict_yaml import read_record, record_text, write_text
+
+SOURCE = Path(__file__).parent / "sources" / "hetu-a800-80g.yaml"
+TARGET = Path(__file__).parent / "profiles" / "a800-80g.yaml"
+
+_SHORTEST, _LONGEST, _NUM_LENGTHS = 128, 32768, 33
+_FORWARD_SHARE = (
+    1 / 3
+)  # backward has two products for each one of forward: for the input's and for the weight's gradient
+_HBM_BYTES_PER_S = 2.039e12  # data sheet of the A800 80GB
+# Reads of the gradient for the norm; of gradient, master and both moments; writes of master and both moments; all fp32.
+_OPTIMIZER_BYTES_PER_ELEMENT = 4 * (1 + 4 + 3)
+
+
+class StageTime(Record):
+    """One published series: T(s) = a s^2 + b s + c milliseconds."""
+
+    tp: int = Field(ge=1)
+    pp: int = Field(ge=1)
+    a: float = Field(ge=0)
+    b: float = Field(ge=0)
+    c: float = Field(ge=0)
+
+    def seconds(self, lengths: Floats) -> Floats:
+        return (self.a * lengths**2 + self.b * lengths + self.c) / 1e3
+
+
+class StageMemory(Record):
+    """The published memory model, see the head of the source file."""
+
+    activation_A: dict[int, float]
+    state_B: float
+    alpha: float = Field(ge=0, le=1)
+    gap_mib: int
+    safe_bound_gib: int
+    gpu_bound_mib: int
+
+    @property
+    def reserved_bytes(self) -> int:
+        return self.gap_mib * 2**20 + self.safe_bound_gib * 2**30
+
+    @property
+    def usable_bytes(self) -> int:
+        return self.gpu_bound_mib * 2**20 - self.reserved_bytes
+
+
+class PublishedModel(Record):
+    """All that was published of one model."""
+
+    name: str
+    source: str
+    shape: Shape
+    memory: StageMemory
+    doubtful: tuple[tuple[int, int], ...]  # (tp, pp)
+    stage_time_ms: tuple[StageTime, ...]
+
+    @property
+    def num_layers(self) -> int:
+        assert self.shape.num_layers is not None
+        return self.shape.num_layers
+
+    def activation_bytes(self, tp: int) -> float:
+        """Of one token in one layer on one rank."""
+        return self.shape.hidden_size / tp * self.memory.activation_A[tp]
+
+
+class PublishedTimes(Record):
+    """The source file."""
+
+    models: tuple[PublishedModel, ...]
+
+
+def published_times() -> PublishedTimes:
+    return read_record(SOURCE, PublishedTimes)
+
+
+def make_profile(published: PublishedTimes) -> Profile:
+    """The profile a800-80g."""
+    return Profile(
+        hotspa_profile=1,
+        name="a800-80g",
+        label="measured",
+        provenance=Provenance(
+            machine="nodes of 8 GPUs, as published",
+            device="A800-80G",
+            source="PKU-DAIR/Hetu (Apache-2.0), commit 9e47240, examples/hydraulis/strategy; costmodel/published.py",
+            ranks_per_node=8,
+            constants=_constants(published),
+        ),
+        copy_bytes_per_s=_HBM_BYTES_PER_S / 2,
+        optimizer=OptimizerTime(fixed_s=0.0, element_s=_rounded(_OPTIMIZER_BYTES_PER_ELEMENT / _HBM_BYTES_PER_S)),
+        models=tuple(_model_profile(model) for model in published.models),
+    )
+
+
+def _model_profile(model: PublishedModel) -> ModelProfile:
+    layer, residuals = {}, []
+    for tp in sorted({series.tp for series in model.stage_time_ms}):
+        layer[tp], of_tp = _fit_layer(model, tp)
+        residuals += of_tp
+    nothing = dict.fromkeys(layer, Passes(forward=NOTHING, backward=NOTHING))
+    return ModelProfile(
+        name=model.name,
+        shape=model.shape,
+        precision=Precision.bf16,
+        layer=layer,
+        embedding=nothing,
+        head=nothing,
+        memory=MemoryRule(
+            reserved_bytes=model.memory.reserved_bytes,
+            activation_bytes={tp: model.activation_bytes(tp) for tp in layer},
+            logit_bytes=0.0,
+        ),
+        residuals=tuple(residuals),
+    )
+
+
+def _fit_layer(model: PublishedModel, tp: int) -> tuple[Passes, list[Residual]]:
+    """One layer's passes, and the residual of every series of this tp."""
+    lengths = _lengths(model, tp)
+    per_layer = np.stack([np.ones_like(lengths), lengths, lengths**2], axis=1)
+    series = [each for each in model.stage_time_ms if each.tp == tp]
+    fitted = [each for each in series if (each.tp, each.pp) not in model.doubtful]
+    x = fit_relative(
+        np.concatenate([per_layer * (model.num_layers / each.pp) for each in fitted]),
+        np.concatenate([each.seconds(lengths) for each in fitted]),
+    )
+    both = Coefficients(fixed_s=x[0], token_s=x[1], token_sq_s=x[2])
+    residuals = [
+        residual(
+            "layer",
+            tp,
+            f"pp{each.pp}",
+            relative_errors(per_layer * (model.num_layers / each.pp), x, each.seconds(lengths)),
+            used=each in fitted,
+        )
+        for each in series
+    ]
+    forward, backward = both * _FORWARD_SHARE, both * (1 - _FORWARD_SHARE)
+    return Passes(forward=_rounded_all(forward), backward=_rounded_all(backward)), residuals
+
+
+def _lengths(model: PublishedModel, tp: int) -> Floats:
+    """Rows to compare on: none that could not have been measured, for its activations alone would not fit a rank."""
+    fitting = model.memory.usable_bytes / (model.num_layers * model.activation_bytes(tp))
+    grid = np.geomspace(_SHORTEST, _LONGEST, _NUM_LENGTHS).round()
+    return grid[grid <= fitting]
+
+
+def _constants(published: PublishedTimes) -> dict[str, str]:
+    doubtful = [f"{m.name} (tp {tp}, pp {pp})" for m in published.models for tp, pp in m.doubtful]
+    return {
+        "layer": (
+            "least squares of the relative error over all pp of a tp, lengths 128 to 32768 or to what fits a rank; "
+            "1/3 forward, 2/3 backward: assumed, from their matrix products; "
+            f"not fitted, other pp of the same tp stand for it: {', '.join(doubtful)}; "
+            "llama-7b (tp 1, pp 1) was not published, tp 1 with pp 2, 4, 8 stands for it; "
+            "llama-13b has no tp 16, which does not divide its 40 heads; "
+            "llama-32b: its series may be of an ffn_size of 11008"
+        ),
+        "embedding": "0: inside the layers' times; published stage times halve as pp doubles, nothing tells it apart",
+        "head": "0: like the embedding",
+        "memory": (
+            "as published, of peak memory; logits 0: the fit has no term for them, so they are inside its activations "
+            "(38 H bytes a token and layer at tp 1, of which a layer's own tensors take some 32 H), "
+            "and with pp > 1 the first stage is the fullest; reserved: gap and safe bound"
+        ),
+        "optimizer": "estimated: 32 bytes an element at the data sheet's 2039 GB/s of HBM",
+        "copy": "estimated: a read and a write at the data sheet's 2039 GB/s of HBM",
+    }
+
+
+def _rounded(x: float) -> float:
+    return float(f"{x:.6g}")
+
+
+def _rounded_all(c: Coefficients) -> Coefficients:
+    return Coefficients(fixed_s=_rounded(c.fixed_s), token_s=_rounded(c.token_s), token_sq_s=_rounded(c.token_sq_s))
+
+
+def main() -> None:
+    """Write the profile and print how well it meets each published series."""
+    profile = make_profile(published_times())
+    write_text(TARGET, record_text(profile))
+    for model in profile.models:
+        for tp, passes in model.layer.items():
+            c = passes.both
+            layer = f"{c.fixed_s * 1e6:.0f} us + {c.token_s * 1e6:.4f} us/token + {c.token_sq_s * 1e12:.2f} ps/token^2"
+            print(f"{model.name} tp {tp}: a layer takes {layer}")
+            for each in model.residuals:
+                if each.tp == tp:
+                    note = "" if each.used else "  doubtful, not fitted"
+                    print(f"  {each.series}: rms {each.rms:.1%}, worst {each.worst:.1%} of {each.points} lengths{note}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""`torchrun --nproc-per-node N -m executor PLAN --data DATA --steps N --out DIR`: one rank of a training run."""
+
+import argparse
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch.distributed.elastic.multiprocessing.errors import record
+
+from executor.home import OptimizerOptions
+from executor.train import RunOptions, train
+from executor.waits import WaitError
+from plans.errors import InputError
+
+_EXAMPLE = "example: torchrun --nproc-per-node 4 -m executor plan.yaml --data corpus.jsonl --steps 20 --out runs/first"
+
+
+def main() -> None:
+    """Input that cannot be used ends the process with one line and exit code 2, anything else with exit code 1."""
+    arguments = _parser().parse_args()
+    rank = int(os.environ.get("RANK", "0"))
+    torch.set_num_threads(arguments.threads)
+    logging.basicConfig(
+        level=logging.INFO if rank == 0 else logging.WARNING,
+        format="%(message)s" if rank == 0 else f"rank {rank}: %(message)s",
+        stream=sys.stdout,
+    )
+    try:
+        train(_options(arguments))
+    except InputError as error:
+        if rank:
+            time.sleep(0.5)  # every rank raises the same; torchrun ends all when one ends, so the first speaks first
+        else:
+            print(f"executor: {error}", file=sys.stderr, flush=True)
+        sys.exit(2)
+    except WaitError as error:
+        print(f"executor: {error}", file=sys.stderr, flush=True)
+        raise
+
+
+def _parser() -> argparse.ArgumentParser:
+    default = OptimizerOptions()
+    parser = argparse.ArgumentParser(prog="python -m executor", description=__doc__, epilog=_EXAMPLE)
+    parser.add_argument("plan", type=Path, help="plan file")
+    parser.add_argument("--data", type=Path, action="append", nargs="+", required=True, help="folders, text, .jsonl(.gz), ids")
+    parser.add_argument("--steps", type=int, required=True, help="optimizer steps")
+    parser.add_argument("--out", type=Path, required=True, help="folder for metrics.jsonl")
+    parser.add_argument("--tokenizer", default="bytes", help="`bytes` or a tokenizer.json (%(default)s)")
+    parser.add_argument("--field", default="text", help="field of a jsonl line that holds the text (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of initial weights and order of documents (%(default)s)")
+    parser.add_argument("--lr", type=float, default=default.lr, help="peak learning rate (%(default)s)")
+    parser.add_argument("--warmup-steps", type=int, default=default.warmup_steps, help="linear warm-up (%(default)s)")
+    parser.add_argument("--weight-decay", type=float, default=default.weight_decay, help="of matrices (%(default)s)")
+    parser.add_argument("--clip", type=float, default=default.clip, help="largest gradient norm (%(default)s)")
+    parser.add_argument("--timeout-s", type=float, default=600.0, help="limit of a wait for another rank (%(default)s)")
+    parser.add_argument("--threads", type=int, default=1, help="threads of a rank (%(default)s)")
+    return parser
+
+
+def _options(arguments: argparse.Namespace) -> RunOptions:
+    return RunOptions(
+        plan=arguments.plan,
+        data=tuple(source for group in arguments.data for source in group),
+        steps=arguments.steps,
+        out=arguments.out,
+        seed=arguments.seed,
+        tokenizer=arguments.tokenizer,
+        field=arguments.field,
+        optimizer=OptimizerOptions(
+            lr=arguments.lr,
+            warmup_steps=arguments.warmup_steps,
+            weight_decay=arguments.weight_decay,
+            clip=arguments.clip,
+        ),
+        timeout_s=arguments.timeout_s,
+    )
+
+
+if __name__ == "__main__":
+    record(main)()

@@ -1,0 +1,65 @@
+"""Process groups of a plan: one for each distinct set of ranks, made once and kept.
+
+A communicator costs memory, threads and file descriptors, so strategies that group the same ranks share it, and a set
+that is the whole world is the world's own group.
+"""
+
+from collections.abc import Iterable
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from executor.tensor_parallel import TensorParallel
+from executor.waits import waiting
+from plans.strategy import Strategy
+
+RankSet = tuple[int, ...]
+
+
+def tensor_parallel_ranks(strategy: Strategy, rank: int) -> RankSet:
+    """The ranks that divide matrices and tokens with this one, in the order of their shards; itself alone for tp 1."""
+    place = strategy.places[rank]
+    return strategy.replicas[place.replica].ranks[place.stage][place.cp]
+
+
+def rank_sets(strategies: Iterable[Strategy]) -> tuple[RankSet, ...]:
+    """Every distinct set of two or more ranks that some strategy makes a group of, sorted."""
+    found = {tensor_parallel_ranks(strategy, rank) for strategy in strategies for rank in range(strategy.num_ranks)}
+    return tuple(sorted(ranks for ranks in found if len(ranks) > 1))
+
+
+class Groups:
+    """This rank's process groups for all strategies of a plan. Making it is collective."""
+
+    def __init__(self, strategies: Iterable[Strategy], *, timeout_s: float) -> None:
+        """Make and warm up the groups; every rank of the world calls this at once, with the same strategies.
+
+        Args:
+            timeout_s: limit of every wait inside the groups. A new group does not inherit the limit of the world.
+        """
+        world = tuple(range(dist.get_world_size()))
+        self._rank = dist.get_rank()
+        self._groups: dict[RankSet, dist.ProcessGroup | None] = {}
+        # new_group is collective: every rank makes every group, in this order, or all ranks hang.
+        for ranks in rank_sets(strategies):
+            if ranks == world:
+                self._groups[ranks] = dist.group.WORLD
+            else:
+                self._groups[ranks] = dist.new_group(list(ranks), timeout=timedelta(seconds=timeout_s))
+        # The first use of a communicator connects it and must include all of its ranks; p2p runs on the world's.
+        for ranks, group in ((world, dist.group.WORLD), *self._groups.items()):
+            if self._rank in ranks:
+                with waiting(f"connecting ranks {list(ranks)}"):
+                    dist.all_reduce(torch.zeros(1), group=group)
+
+    def __len__(self) -> int:
+        """Number of distinct rank sets."""
+        return len(self._groups)
+
+    def tensor_parallel(self, strategy: Strategy) -> TensorParallel:
+        """This rank's place in its tensor-parallel group under a strategy."""
+        ranks = tensor_parallel_ranks(strategy, self._rank)
+        if len(ranks) == 1:
+            return TensorParallel()
+        return TensorParallel(group=self._groups[ranks], rank=ranks.index(self._rank), size=len(ranks))

@@ -1,0 +1,236 @@
+"""The `hotspa` command. Each command parses, calls one room and shows what came back.
+
+Heavy packages are imported inside the commands: `hotspa --help` and `hotspa show` load neither torch nor a solver.
+"""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from plans.errors import InputError
+
+if TYPE_CHECKING:
+    from solver.planner import Problem
+
+app = typer.Typer(
+    name="hotspa",
+    help="Plan and run language-model training that switches its parallel strategy inside a step.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+ModelName = Annotated[str, typer.Option("--model", help="Preset, model.yaml, or a Hugging Face config.json.")]
+ClusterName = Annotated[str, typer.Option("--cluster", help="Preset like a800-80g:2x8 or local:2, or cluster.yaml.")]
+ProfileName = Annotated[str, typer.Option("--profile", help="Shipped profile (a800-80g) or a file of `hotspa profile`.")]
+LengthsName = Annotated[str, typer.Option("--lengths", help="code, web, chat, or a .txt(.gz), .npy or .jsonl file.")]
+Sequences = Annotated[int, typer.Option("--sequences", min=1, help="Sequences in a mini-batch (one optimizer step).")]
+MaxLen = Annotated[int, typer.Option("--max-len", min=1, help="Longest sequence, in tokens.")]
+OverlongRule = Annotated[str, typer.Option("--overlong", help="Sequences over --max-len: refuse, truncate or skip.")]
+PrecisionName = Annotated[str, typer.Option("--precision", help="Weights and compute: bf16, fp32 or fp64.")]
+Buckets = Annotated[int, typer.Option("--buckets", min=1, help="Cells of the length axis between which plans may cut.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of the sampled mini-batches and of the solver.")]
+Backend = Annotated[str, typer.Option("--backend", help="MILP backend: cpsat, highs or cbc.")]
+TimeLimit = Annotated[float, typer.Option("--time-limit", min=0.001, help="Seconds for the solver.")]
+Tokenizer = Annotated[str, typer.Option("--tokenizer", help="`bytes`, or a tokenizer.json.")]
+TextField = Annotated[str, typer.Option("--field", help="Field of a jsonl line that holds the text.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+@app.command(epilog="Example: hotspa profile --model tiny --nproc 2 -o profile.yaml")
+def profile(
+    model: ModelName,
+    nproc: Annotated[int, typer.Option("--nproc", min=1, help="Local ranks to measure with, one thread each.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The profile file to write.")],
+    precision: PrecisionName = "fp32",
+    name: Annotated[str | None, typer.Option("--name", help="Name of the profile; the file's stem by default.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure this machine: layers, ends, links, copies, optimizer; fit a profile."""
+    from hotspa.measuring import measure_profile
+
+    measure_profile(model, nproc, output, precision, name or output.stem, as_json=as_json)
+
+
+@app.command(epilog="Example: hotspa lengths corpus.jsonl src/ -o lengths.txt.gz")
+def lengths(
+    sources: Annotated[list[Path], typer.Argument(metavar="SRC...", help="Folders, text files, .jsonl(.gz), token files.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Lengths, one a line: .txt, .txt.gz or .npy.")],
+    tokenizer: Tokenizer = "bytes",
+    field: TextField = "text",
+    as_json: AsJson = False,
+) -> None:
+    """Count the tokens of every document of a corpus."""
+    from hotspa.reports import progress, show_lengths
+    from plans.corpus import open_corpus
+    from plans.lengths import Lengths, write_lengths
+
+    with progress("reading documents"):
+        corpus = open_corpus(sources, tokenizer, field)
+    write_lengths(corpus.lengths, output)
+    show_lengths(Lengths.of(str(output), corpus.lengths), as_json=as_json)
+
+
+@app.command(
+    epilog="Example: hotspa solve --model llama-7b --cluster a800-80g:2x8 --profile a800-80g --lengths code "
+    "--sequences 512 --max-len 32768 --overlong truncate -o plan.yaml"
+)
+def solve(
+    model: ModelName,
+    cluster: ClusterName,
+    profile: ProfileName,
+    lengths: LengthsName,
+    sequences: Sequences,
+    max_len: MaxLen,
+    output: Annotated[Path, typer.Option("-o", "--output", help="The plan file to write.")],
+    planner: Annotated[str, typer.Option("--planner", help="milp, heuristic, static or published.")] = "milp",
+    backend: Backend = "cpsat",
+    time_limit: TimeLimit = 60.0,
+    seed: Seed = 0,
+    overlong: OverlongRule = "refuse",
+    precision: PrecisionName = "bf16",
+    buckets: Buckets = 24,
+    as_json: AsJson = False,
+) -> None:
+    """Choose length intervals, strategies and order; write the plan."""
+    from hotspa.reports import print_json, print_solution, progress
+    from plans.plan_file import write_plan
+    from solver.compare import planner_report
+    from solver.planner import solve as find_plan
+
+    problem = _problem(model, cluster, profile, lengths, sequences, max_len, seed, overlong, precision, buckets)
+    with progress("pricing and solving") as step:
+        solution = find_plan(problem, planner=planner, backend=backend, time_limit_s=time_limit, progress=step)
+    write_plan(solution.plan, output)
+    if as_json:
+        print_json(planner_report(solution))
+    else:
+        print_solution(solution, output)
+
+
+@app.command(
+    epilog="Example: hotspa compare --model llama-7b --cluster a800-80g:2x8 --profile a800-80g --lengths code "
+    "--sequences 512 --max-len 32768 --overlong truncate"
+)
+def compare(
+    model: ModelName,
+    cluster: ClusterName,
+    profile: ProfileName,
+    lengths: LengthsName,
+    sequences: Sequences,
+    max_len: MaxLen,
+    backend: Backend = "cpsat",
+    time_limit: TimeLimit = 60.0,
+    seed: Seed = 0,
+    overlong: OverlongRule = "refuse",
+    precision: PrecisionName = "bf16",
+    buckets: Buckets = 24,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Also write the figures here; - for the screen.")] = None,
+) -> None:
+    """Price static, published, heuristic and MILP plans side by side."""
+    from hotspa.reports import print_comparison, print_json, progress, write_json
+    from solver.compare import compare as compare_planners
+
+    problem = _problem(model, cluster, profile, lengths, sequences, max_len, seed, overlong, precision, buckets)
+    with progress("pricing and solving") as step:
+        report = compare_planners(problem, backend=backend, time_limit_s=time_limit, progress=step)
+    if json_file is not None and str(json_file) == "-":
+        print_json(report)
+        return
+    print_comparison(report)
+    if json_file is not None:
+        write_json(json_file, report)
+
+
+@app.command(epilog="Example: hotspa check plan.yaml --profile a800-80g --lengths code")
+def check(
+    plan: Annotated[Path, typer.Argument(help="The plan file.")],
+    profile: Annotated[str | None, typer.Option("--profile", help="Price the plan again with this profile.")] = None,
+    lengths: Annotated[str | None, typer.Option("--lengths", help="... on mini-batches of these lengths.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Judge a plan file: intervals, layouts, memory, switches; reprice it when profile and lengths are given."""
+    from hotspa.checking import check_plan
+
+    check_plan(plan, profile, lengths, as_json=as_json)
+
+
+@app.command(epilog="Example: hotspa show plan.yaml")
+def show(plan: Annotated[Path, typer.Argument(help="The plan file.")], as_json: AsJson = False) -> None:
+    """Show a plan as tables and a picture of the length axis."""
+    from hotspa.reports import print_json, print_plan
+    from plans.plan_file import read_plan
+
+    found = read_plan(plan)
+    if as_json:
+        print_json(found.model_dump(mode="json"))
+    else:
+        print_plan(found)
+
+
+@app.command(epilog="Example: hotspa run plan.yaml --data corpus.jsonl --steps 20 --out runs/first")
+def run(
+    plan: Annotated[Path, typer.Argument(help="The plan file.")],
+    data: Annotated[list[Path], typer.Option("--data", help="Corpus: as for `hotspa lengths`; may be repeated.")],
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Optimizer steps.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for metrics.jsonl.")],
+    tokenizer: Tokenizer = "bytes",
+    field: TextField = "text",
+    seed: Seed = 0,
+    lr: Annotated[float, typer.Option("--lr", min=0.0, help="Learning rate.")] = 3e-4,
+) -> None:
+    """Train on this machine under a plan: one local rank per rank of the plan, through torchrun."""
+    from hotspa.launch import launch
+
+    options = ["--tokenizer", tokenizer, "--field", field, "--seed", str(seed), "--lr", str(lr)]
+    raise typer.Exit(launch(plan, data, steps, out, options))
+
+
+@app.command(epilog="Example: hotspa doctor")
+def doctor(as_json: AsJson = False) -> None:
+    """Say whether this machine can plan and run: Python, torch, solvers, gloo, memory."""
+    from hotspa.doctor import examine
+
+    raise typer.Exit(examine(as_json=as_json))
+
+
+def _problem(
+    model: str, cluster: str, profile: str, lengths: str, sequences: int, max_len: int, seed: int, overlong: str,
+    precision: str, buckets: int,
+) -> "Problem":  # fmt: skip
+    from costmodel.profile import load_profile
+    from plans.lengths import load_lengths
+    from plans.presets import load_cluster, load_model
+    from solver.planner import Problem
+
+    return Problem(
+        model=load_model(model),
+        cluster=load_cluster(cluster),
+        profile=load_profile(profile),
+        precision=_choice("--precision", precision, ("bf16", "fp32", "fp64")),
+        lengths=load_lengths(lengths),
+        sequences=sequences,
+        max_len=max_len,
+        overlong=_choice("--overlong", overlong, ("refuse", "truncate", "skip")),
+        seed=seed,
+        num_buckets=buckets,
+    )
+
+
+def _choice(option: str, value: str, legal: tuple[str, ...]) -> Any:
+    if value not in legal:
+        raise InputError(f"{option} {value}: not one of {', '.join(legal)}")
+    return value
+
+
+def main() -> NoReturn:
+    """Run the command. Input that cannot be used ends it with one line and exit code 2."""
+    try:
+        app()
+    except InputError as error:
+        print(f"hotspa: {error}", file=sys.stderr)
+        sys.exit(2)
+    sys.exit(0)

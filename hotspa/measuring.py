@@ -1,0 +1,47 @@
+"""`hotspa profile`: measure with the executor, fit with the cost model, show the residuals."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hotspa.reports import print_json, progress
+from plans.errors import InputError
+from plans.model import Precision
+from plans.presets import load_model
+
+if TYPE_CHECKING:
+    from costmodel.fit import Residual
+
+
+def measure_profile(model_name: str, nproc: int, output: Path, precision: str, name: str, *, as_json: bool) -> None:
+    """Measure this machine with `nproc` local ranks and write a profile."""
+    if precision not in list(Precision):
+        raise InputError(f"--precision {precision}: not one of {', '.join(Precision)}")
+    if not output.parent.is_dir():
+        raise InputError(f"-o {output}: the folder {output.parent} does not exist")
+    model = load_model(model_name)
+
+    from costmodel.fit import fit_profile
+    from executor.measure import measure
+    from plans.strict_yaml import record_text, write_text
+
+    with progress(f"measuring {model.name} on {nproc} ranks") as step:
+        measurements = measure(model, Precision(precision), nproc, progress=step)
+    profile, residuals = fit_profile(measurements, name)
+    write_text(output, record_text(profile))
+    if as_json:
+        print_json({"profile": str(output), "digest": profile.digest, "measurements": len(measurements)})
+    else:
+        _show_residuals(residuals)
+        print(f"wrote {output} ({len(measurements)} measurements)")
+
+
+def _show_residuals(residuals: "tuple[Residual, ...]") -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title="Fit: seconds = fixed + token x tokens + square x sum of squared document lengths")
+    for column in ("part", "tp", "points", "median error", "worst error"):
+        table.add_column(column, justify="left" if column == "part" else "right")
+    for row in residuals:
+        table.add_row(row.part, str(row.tp), str(row.points), f"{row.median:.1%}", f"{row.worst:.1%}")
+    Console().print(table)

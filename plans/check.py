@@ -1,0 +1,193 @@
+"""The judge: whether a plan can run, from the plan file alone.
+
+It knows no solver and no prices. What the file says about memory, bytes and sums it computes anew; where the two
+differ, or where the machine or the model cannot do it, it says the key, the numbers and the nearest legal value.
+"""
+
+import math
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+
+from plans.errors import InputError
+from plans.layout import Layout
+from plans.memory import RankMemory, phase_memory, switch_memory
+from plans.plan import Division, Phase, Plan
+from plans.strategy import Strategy, refusal
+from plans.switch import switch_between
+
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_SUM_TOLERANCE = 1e-9  # relative: sums of a few dozen doubles, in whatever order
+_PROVEN_GAP = 1e-4  # solvers prove optima of scaled, rounded times
+
+
+def require_sound(plan: Plan, place: str) -> None:
+    """Raises InputError: the judge refuses the plan; its first problem, and how many more there are."""
+    problems = judge(plan)
+    if problems:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise InputError(f"{place}: {problems[0]}{more}")
+
+
+def judge(plan: Plan) -> tuple[str, ...]:
+    """Every problem of a plan, one line each; none if it is sound."""
+    problems = [*_intervals(plan), *_packing(plan), *_divisions(plan)]
+    if not problems:  # memory and routes of a plan without layouts mean nothing
+        problems += [*_phase_memories(plan), *_switches(plan)]
+    return (*problems, *_times(plan), *_reports(plan))
+
+
+def _intervals(plan: Plan) -> Iterator[str]:
+    """Every length from 1 to max_len belongs to exactly one phase; phases may run in any order."""
+    order = sorted(range(len(plan.phases)), key=lambda i: (plan.phases[i].min_len, plan.phases[i].max_len))
+    covered = 0
+    for i in order:
+        phase = plan.phases[i]
+        if phase.min_len != covered + 1:
+            what = "are in two phases" if phase.min_len <= covered else "are in no phase"
+            first, last = sorted((phase.min_len, covered + 1))
+            yield f"phases[{i}].min_len: {phase.min_len}; lengths {first}..{last - 1} {what}; nearest {covered + 1}"
+        covered = max(covered, phase.max_len)
+    if covered != plan.data.max_len:
+        last = max(order, key=lambda i: plan.phases[i].max_len)
+        yield f"phases[{last}].max_len: {covered}; data.max_len is {plan.data.max_len}; nearest {plan.data.max_len}"
+
+
+def _packing(plan: Plan) -> Iterator[str]:
+    for i, phase in enumerate(plan.phases):
+        kinds = len(Strategy.parse(phase.division.strategy).kinds)
+        if len(phase.packing) != kinds:
+            yield f"phases[{i}].packing: {len(phase.packing)} rules; {phase.division.strategy} needs {kinds}"
+        elif max(phase.max_tokens) < phase.max_len:
+            yield (
+                f"phases[{i}].packing: max_tokens {max(phase.max_tokens)} takes no sequence of {phase.max_len} tokens; "
+                f"nearest {phase.max_len}"
+            )
+
+
+def _divisions(plan: Plan) -> Iterator[str]:
+    """Home and every phase are legal for the model and the cluster."""
+    for key, division in (
+        ("home", plan.home),
+        *((f"phases[{i}].division", p.division) for i, p in enumerate(plan.phases)),
+    ):
+        strategy = Strategy.parse(division.strategy)
+        if reason := refusal(plan.model, strategy, plan.cluster.num_ranks):
+            yield f"{key}.strategy: {reason}"
+        elif reason := _layers(plan, division, home=key == "home"):
+            yield f"{key}: {reason}"
+
+
+def _layers(plan: Plan, division: Division, *, home: bool) -> str | None:
+    try:
+        division.layout(plan.model, home=home)
+    except InputError as error:
+        return str(error)
+    return None
+
+
+def _phase_memories(plan: Plan) -> Iterator[str]:
+    for i, (phase, layout) in enumerate(zip(plan.phases, plan.layouts, strict=True)):
+        try:
+            memory = phase_memory(layout, plan.home_layout, phase.max_tokens, plan.memory, plan.precision)
+        except InputError as error:
+            yield f"phases[{i}]: {error}"
+            continue
+        rank = max(range(len(memory)), key=lambda r: memory[r].total)
+        if memory[rank].total > plan.cluster.memory_bytes:
+            kind = layout.strategy.places[rank].kind
+            yield (
+                f"phases[{i}].packing[{kind}].max_tokens: {phase.max_tokens[kind]}: rank {rank} needs "
+                f"{size_text(memory[rank].total)} of {size_text(plan.cluster.memory_bytes)}: {_parts(memory[rank])}; "
+                f"{_nearest_tokens(plan, phase, layout, rank)}"
+            )
+        elif memory[rank].total != phase.memory_bytes:
+            yield f"phases[{i}].memory_bytes: {phase.memory_bytes}, computed anew {memory[rank].total}"
+
+
+def _parts(memory: RankMemory) -> str:
+    names = ("weights", "gradients", "home", "activations", "logits", "reserved")
+    return ", ".join(f"{name} {size_text(getattr(memory, name))}" for name in names)
+
+
+def _nearest_tokens(plan: Plan, phase: Phase, layout: Layout, rank: int) -> str:
+    """The most tokens of a micro-batch with which this rank fits, by bisection: memory grows with them."""
+    kind = layout.strategy.places[rank].kind
+
+    def fits(tokens: int) -> bool:
+        max_tokens = tuple(tokens if k == kind else 1 for k in range(len(phase.packing)))
+        memory = phase_memory(layout, plan.home_layout, max_tokens, plan.memory, plan.precision)
+        return memory[rank].total <= plan.cluster.memory_bytes
+
+    low, high = 0, phase.max_tokens[kind]  # low fits or is 0, high does not fit
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    if low == 0:
+        return "no max_tokens fits; the strategy needs more ranks per replica"
+    if low < phase.max_len and len(phase.packing) == 1:
+        needed = f"too few for sequences of {phase.max_len} tokens"
+        return f"nearest {low}, {needed}: end the interval at {low} or use more ranks per replica"
+    return f"nearest {low}"
+
+
+def _switches(plan: Plan) -> Iterator[str]:
+    """Home, the phases, home: each change of layout is reported, with the bytes and memory of its very routes."""
+    names = ["home", *(phase.division.strategy for phase in plan.phases), "home"]
+    pairs = list(pairwise(names))
+    if [(s.source, s.target) for s in plan.switches] != pairs:
+        yield f"switches: {_road([(s.source, s.target) for s in plan.switches])}; the phases need {_road(pairs)}"
+        return
+    ranks_per_node = plan.cluster.ranks_per_node
+    for i, (report, (source, target)) in enumerate(zip(plan.switches, pairwise(plan.route_layouts), strict=True)):
+        num_bytes = switch_between(source, target, ranks_per_node).num_bytes(plan.precision)
+        if num_bytes != report.bytes:
+            yield f"switches[{i}].bytes: {report.bytes}, computed anew {num_bytes}"
+        memory = switch_memory(
+            source, target, plan.home_layout, plan.memory, plan.precision, ranks_per_node, plan.staging_bytes
+        )
+        rank = max(range(len(memory)), key=memory.__getitem__)
+        if memory[rank] > plan.cluster.memory_bytes:
+            yield (
+                f"switches[{i}]: {report.source} to {report.target}: rank {rank} needs {size_text(memory[rank])} of "
+                f"{size_text(plan.cluster.memory_bytes)}, with {size_text(plan.staging_bytes)} of staging_bytes"
+            )
+        elif memory[rank] != report.memory_bytes:
+            yield f"switches[{i}].memory_bytes: {report.memory_bytes}, computed anew {memory[rank]}"
+
+
+def _road(pairs: list[tuple[str, str]]) -> str:
+    return ", ".join(f"{source} to {target}" for source, target in pairs) or "none"
+
+
+def _times(plan: Plan) -> Iterator[str]:
+    total = math.fsum((*(p.time_s for p in plan.phases), *(s.time_s for s in plan.switches), plan.optimizer_s))
+    if not math.isclose(total, plan.step_time_s, rel_tol=_SUM_TOLERANCE):
+        yield f"step_time_s: {plan.step_time_s}, phases + switches + optimizer are {total}"
+    solve = plan.solve
+    if solve.bound_s > solve.objective_s * (1 + _SUM_TOLERANCE):
+        yield f"solve.bound_s: {solve.bound_s} is more than objective_s {solve.objective_s}"
+        return
+    gap = (solve.objective_s - solve.bound_s) / solve.objective_s if solve.objective_s else 0.0
+    if not math.isclose(gap, solve.gap, rel_tol=1e-6, abs_tol=1e-9):
+        yield f"solve.gap: {solve.gap}, (objective_s - bound_s) / objective_s is {gap}"
+    if solve.status == "proven_optimal" and gap > _PROVEN_GAP:
+        yield f"solve.status: proven_optimal with a gap of {gap:.2%}; write feasible"
+
+
+def _reports(plan: Plan) -> Iterator[str]:
+    for key, digest in plan.fingerprints:
+        if not _DIGEST.fullmatch(digest):
+            yield f"fingerprints.{key}: {digest!r} is not sha256: and 64 hex digits"
+    data = plan.data
+    for rule, counts in (
+        ("truncate", (data.truncated_sequences, data.truncated_tokens)),
+        ("skip", (data.skipped_sequences, data.skipped_tokens)),
+    ):
+        if any(counts) and data.overlong != rule:
+            yield f"data.overlong: {data.overlong}, but {counts[0]} sequences with {counts[1]} tokens count for {rule}"
+
+
+def size_text(num_bytes: int) -> str:
+    """GiB, or MiB below one."""
+    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.2f} MiB"

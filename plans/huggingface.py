@@ -1,0 +1,110 @@
+"""Models from the config.json of a Hugging Face checkpoint.
+
+Only what the executor computes exactly is read; a model with anything else is refused by the name of its feature.
+"""
+
+import json
+from pathlib import Path
+
+from plans.errors import InputError
+from plans.files import read_text
+from plans.model import ModelSpec
+from plans.strict_yaml import validate
+from plans.yaml_text import Lines
+
+CONFIG_NAME = "config.json"
+ARCHITECTURES = ("LlamaForCausalLM",)
+
+# Our field -> their key, and their value where the key is absent (LlamaConfig of transformers).
+_FIELDS: dict[str, tuple[str, object]] = {
+    "num_layers": ("num_hidden_layers", None),
+    "hidden_size": ("hidden_size", None),
+    "ffn_size": ("intermediate_size", None),
+    "num_heads": ("num_attention_heads", None),
+    "num_kv_heads": ("num_key_value_heads", None),
+    "vocab_size": ("vocab_size", None),
+    "rope_theta": ("rope_theta", 10000.0),
+    "norm_eps": ("rms_norm_eps", 1e-6),
+}
+# Their key -> the values under which the model is the one that we compute.
+_PLAIN: dict[str, tuple[object, ...]] = {
+    "tie_word_embeddings": (False, None),
+    "sliding_window": (None,),
+    "use_sliding_window": (False, None),
+    "rope_scaling": (None,),
+    "partial_rotary_factor": (1, None),
+    "attention_bias": (False, None),
+    "mlp_bias": (False, None),
+    "hidden_act": ("silu", "swish", None),
+    "attention_dropout": (0, None),
+    "quantization_config": (None,),
+}
+
+
+def read_config(path: Path) -> ModelSpec:
+    """The model that a config.json describes.
+
+    Raises:
+        InputError: unreadable, another architecture, or a feature that is not supported.
+    """
+    text = read_text(path)
+    try:
+        config = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path}:{error.lineno}: not JSON: {error.msg}") from None
+    if not isinstance(config, dict):
+        raise InputError(f"{path}:1: not the configuration of a model")
+    config = _flat_rope(config)
+    _refuse_unsupported(config, text, path)
+    values: dict[str, object] = {"name": _name(config, path)}
+    lines: Lines = {(): 1}
+    for field, (key, default) in _FIELDS.items():
+        value = config.get(key)
+        if value is None:
+            value = values["num_heads"] if field == "num_kv_heads" else default
+        if value is None:
+            raise InputError(f"{path}: {key}: missing")
+        values[field], lines[field,] = value, _line(text, key)
+    model = validate(values, ModelSpec, str(path), lines)
+    if config.get("head_dim") not in (None, model.head_dim):
+        raise InputError(
+            f"{path}:{_line(text, 'head_dim')}: head_dim {config['head_dim']} is not supported; "
+            f"it must be hidden_size / num_attention_heads = {model.head_dim}"
+        )
+    return model
+
+
+def _flat_rope(config: dict[str, object]) -> dict[str, object]:
+    """transformers 5 moved rotary settings into `rope_parameters`; this moves them back."""
+    inner = config.get("rope_parameters")
+    if not isinstance(inner, dict):
+        return config
+    scaled = inner.get("rope_type", "default") != "default"
+    theta = inner.get("rope_theta", config.get("rope_theta"))
+    return {**config, "rope_theta": theta, "rope_scaling": inner if scaled else config.get("rope_scaling")}
+
+
+def _refuse_unsupported(config: dict[str, object], text: str, path: Path) -> None:
+    found = config.get("architectures")
+    if not isinstance(found, list) or len(found) != 1 or found[0] not in ARCHITECTURES:
+        place = f"{path}:{_line(text, 'architectures')}"
+        known = ", ".join(ARCHITECTURES)
+        raise InputError(f"{place}: architectures {json.dumps(found)} is not supported; supported: {known}")
+    for key, plain in _PLAIN.items():
+        if config.get(key) not in plain:
+            shown = ", ".join(json.dumps(value) for value in plain if value is not None) or "null"
+            raise InputError(
+                f"{path}:{_line(text, key)}: {key} {json.dumps(config[key])} is not supported; supported: {shown}"
+            )
+
+
+def _name(config: dict[str, object], path: Path) -> str:
+    """The checkpoint's own name, else that of its folder."""
+    name = config.get("_name_or_path")
+    return name if isinstance(name, str) and name else path.resolve().parent.name or "model"
+
+
+def _line(text: str, key: str) -> int:
+    """The line of a key, counted from 1; the first where it does not stand."""
+    at = text.find(f'"{key}"')
+    return text.count("\n", 0, at) + 1 if at >= 0 else 1

@@ -1,0 +1,110 @@
+"""The strategies that a plan may be made of, and why the others may not.
+
+Candidates are all divisions of the cluster's ranks into equal replicas of tp x pp ranks (cp 1 in this release), powers of
+two or not, that the model, the profile and the memory allow.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from costmodel.memory import max_micro_batch_tokens
+from costmodel.price import Pricer
+from plans.errors import InputError
+from plans.layout import Layout, home_layout, layout
+from plans.strategy import Strategy, balanced_layers, refusal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A strategy that can run some phase, with the layouts that it means."""
+
+    phase: Layout
+    home: Layout  # the phase's boxes, each divided among its holders
+    max_tokens: tuple[int, ...]  # most tokens of a micro_batch beside the home of each candidate; 0: not even one row
+
+    @property
+    def text(self) -> str:
+        return str(self.phase.strategy)
+
+    @property
+    def pp(self) -> int:
+        return self.phase.strategy.kinds[0].pp
+
+    @property
+    def dp(self) -> int:
+        return self.phase.strategy.kinds[0].count
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A strategy that is no candidate."""
+
+    strategy: str
+    reason: str
+
+
+def find_candidates(pricer: Pricer, shortest_row: int) -> tuple[tuple[Candidate, ...], tuple[Refused, ...]]:
+    """All candidates, by tp and pp, and all refused strategies.
+
+    Args:
+        shortest_row: tokens that a micro_batch must be able to hold for a strategy to be of any use.
+    """
+    model, cluster = pricer.model, pricer.cluster
+    refused = []
+    able = []
+    for strategy in equal_strategies(cluster.num_ranks):
+        reason = refusal(model, strategy, cluster.num_ranks) or _unpriced(pricer, strategy)
+        if reason:
+            refused.append(Refused(str(strategy), reason))
+        else:
+            able.append(strategy)
+    homes = [home_layout(model, strategy) for strategy in able]
+    candidates = []
+    for strategy, home in zip(able, homes, strict=True):
+        phase = layout(model, strategy)
+        limits = _limits(pricer, phase, homes)
+        if max(limits) < shortest_row:
+            reason = f"memory: a micro_batch can have {max(limits)} tokens, the shortest useful one has {shortest_row}"
+            refused.append(Refused(str(strategy), reason))
+        else:
+            candidates.append((phase, home, limits))
+    kept = [homes.index(home) for _, home, _ in candidates]
+    found = [
+        Candidate(phase=phase, home=home, max_tokens=tuple(limits[h] for h in kept))
+        for phase, home, limits in candidates
+    ]
+    return tuple(found), tuple(refused)
+
+
+def equal_strategies(num_ranks: int) -> Iterator[Strategy]:
+    """All divisions into equal replicas of tp x pp ranks, by tp and pp."""
+    for tp in _divisors(num_ranks):
+        for pp in _divisors(num_ranks // tp):
+            yield Strategy.equal(dp=num_ranks // (tp * pp), tp=tp, pp=pp)
+
+
+def _divisors(number: int) -> list[int]:
+    return [d for d in range(1, number + 1) if number % d == 0]
+
+
+def _unpriced(pricer: Pricer, strategy: Strategy) -> str | None:
+    """Why the profile cannot price this strategy, or None."""
+    kind = strategy.kinds[0]
+    layers = balanced_layers(pricer.model.num_layers, kind.pp)
+    try:
+        pricer.packing_rule(kind, layers, 1)
+        pricer.memory_rule.activation_bytes_of(kind.tp)
+    except InputError as error:
+        return str(error)
+    return None
+
+
+def _limits(pricer: Pricer, phase: Layout, homes: Sequence[Layout]) -> list[int]:
+    """Most tokens of a micro_batch beside each home. Homes with the same elements per rank are the same to memory."""
+    known: dict[tuple[int, ...], int] = {}
+    for home in homes:
+        if home.numels not in known:
+            (known[home.numels],) = max_micro_batch_tokens(
+                phase, home, pricer.memory_rule, pricer.precision, pricer.cluster.memory_bytes
+            )
+    return [known[home.numels] for home in homes]

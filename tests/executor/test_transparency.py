@@ -1,0 +1,120 @@
+"""The promise of the compute half: any strategy gives the loss and the gradients of one device."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from executor.batches import MicroBatch, count_targets, pack_row
+from executor.groups import Groups
+from executor.pipeline import Pipeline
+from plans.layout import layout
+from plans.packing import PackingRule, pack
+from plans.strategy import Strategy
+from tests.executor.reference import reference_loss_and_gradients
+from tests.executor.tiny import LENGTHS, MODEL, Document, make_documents, make_weights, shards, sum_of_partials
+from tests.ranks import run_ranks
+
+STRATEGIES = ("dp4", "tp4", "pp4", "dp2tp2", "dp2pp2", "tp2pp2")
+
+MINI_BATCHES = {
+    "unequal documents": LENGTHS,
+    "one document, most replicas idle": (6,),
+    "two micro-batches, fewer than stages": (30, 29),
+    "no targets at all": (1, 1),
+}
+
+RULE = PackingRule(max_tokens=31, fixed_s=1.0, token_s=1.0, token_sq_s=0.01)
+
+Result = tuple[float, dict[str, Tensor]]
+
+
+def deal(strategy: Strategy, rank: int, documents: Sequence[Document]) -> list[MicroBatch]:
+    """The micro-batches of a rank's replica; ranks between the first and the last stage get no tokens."""
+    (kind,) = strategy.kinds
+    place = strategy.places[rank]
+    packed = pack([len(document) for document in documents], [kind.count], [RULE])[place.replica]
+    rows = [[documents[i] for i in micro_batch] for micro_batch in packed]
+    if place.stage in (0, kind.pp - 1):
+        return [pack_row(row, multiple_of=kind.tp) for row in rows]
+    return [MicroBatch.from_lengths([len(document) for document in row], multiple_of=kind.tp) for row in rows]
+
+
+def run_strategies(
+    rank: int, world_size: int, strategies: Sequence[str], mini_batches: Sequence[list[Document]], dtype: torch.dtype
+) -> list[Result]:
+    """Loss contribution and partial gradients of this rank, strategy by strategy and mini_batch by mini_batch."""
+    parsed = [Strategy.parse(text) for text in strategies]
+    groups = Groups(parsed, timeout_s=30)
+    results = []
+    for strategy in parsed:
+        held = layout(MODEL, strategy)
+        weights = shards(held, rank, make_weights(dtype=dtype))
+        pipeline = Pipeline.at(held, rank, groups.tensor_parallel(strategy), phase=str(strategy))
+        for documents in mini_batches:
+            num_targets = count_targets([len(document) for document in documents])
+            loss = pipeline.run(weights, deal(strategy, rank, documents), num_targets)
+            results.append((loss.item(), {n: w.grad for n, w in weights.items() if w.grad is not None}))
+            for weight in weights.values():
+                weight.grad = None
+    return results
+
+
+@pytest.fixture(scope="module")
+def on_four_ranks() -> dict[tuple[str, str], list[Result]]:
+    """Results of all ranks by strategy and mini_batch."""
+    mini_batches = [make_documents(lengths) for lengths in MINI_BATCHES.values()]
+    by_rank = run_ranks(4, run_strategies, STRATEGIES, mini_batches, torch.float64)
+    keys = [(strategy, story) for strategy in STRATEGIES for story in MINI_BATCHES]
+    return {key: list(results) for key, *results in zip(keys, *by_rank, strict=True)}
+
+
+@pytest.mark.parametrize("story", MINI_BATCHES)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_strategy_gives_the_loss_and_the_gradients_of_one_device(
+    on_four_ranks: dict[tuple[str, str], list[Result]], strategy: str, story: str
+) -> None:
+    """Else training under a plan is not the training that the user asked for."""
+    whole = make_weights()
+    expected_loss, expected = reference_loss_and_gradients(MODEL, whole, make_documents(MINI_BATCHES[story]))
+    losses, partials = zip(*on_four_ranks[strategy, story], strict=True)
+    assert sum(losses) == pytest.approx(expected_loss, abs=1e-10)
+    sums = sum_of_partials(layout(MODEL, Strategy.parse(strategy)), partials, whole)
+    for name, gradient in expected.items():
+        error = (sums[name] - gradient).abs().max()
+        assert error < 1e-10, f"{name}: error {error:.2e}"
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_replica_without_sequences_has_no_gradient_and_no_loss(
+    on_four_ranks: dict[tuple[str, str], list[Result]], strategy: str
+) -> None:
+    """Short mini_batches leave replicas idle; an idle one must neither hang nor count."""
+    (kind,) = Strategy.parse(strategy).kinds
+    results = on_four_ranks[strategy, "one document, most replicas idle"]
+    idle = [rank for rank, (_, partials) in enumerate(results) if not partials]
+    assert len(idle) == 4 - 4 // kind.count
+    assert all(results[rank][0] == 0 for rank in idle)
+
+
+def test_the_reference_itself_is_not_trivial() -> None:
+    """A reference whose gradients vanish would agree with anything."""
+    loss, gradients = reference_loss_and_gradients(MODEL, make_weights(), make_documents(LENGTHS))
+    assert 2 < loss < 20
+    assert all(gradient.abs().max() > 1e-4 for gradient in gradients.values())
+
+
+def test_bf16_under_tensor_and_pipeline_parallelism_is_near_float64() -> None:
+    """Else bf16 runs train on wrong gradients. One step of bf16 is 2^-8; sums over the model stay within a few."""
+    documents = make_documents(LENGTHS)
+    by_rank = run_ranks(4, run_strategies, ("tp2pp2", "tp4"), [documents], torch.bfloat16)
+    whole = make_weights(dtype=torch.bfloat16)
+    expected_loss, expected = reference_loss_and_gradients(MODEL, whole, documents)
+    for strategy, *results in zip(("tp2pp2", "tp4"), *by_rank, strict=True):
+        losses, partials = zip(*results, strict=True)
+        assert sum(losses) == pytest.approx(expected_loss, rel=0.02)
+        sums = sum_of_partials(layout(MODEL, Strategy.parse(strategy)), partials, whole)
+        for name, gradient in expected.items():
+            error = (sums[name] - gradient).norm() / gradient.norm()
+            assert error < 0.05, f"{strategy} {name}: relative error {error:.3f}"

@@ -1,0 +1,84 @@
+"""The arithmetic of memory, by hand on a small case."""
+
+import pytest
+
+from plans.errors import InputError
+from plans.layout import home_layout, layout
+from plans.memory import MemoryRule, phase_memory, switch_memory
+from plans.model import ModelSpec, Precision
+from plans.strategy import Strategy
+
+# Embedding 10 x 4, head 10 x 4, final norm 4; a layer: q, k, v, o 4 x 4 each, gate, up, down 4 x 6 each, two norms of 4.
+MODEL = ModelSpec(name="hand", num_layers=2, hidden_size=4, ffn_size=6, num_heads=2, num_kv_heads=2, vocab_size=10)
+LAYER = 4 * 16 + 3 * 24 + 2 * 4
+RULE = MemoryRule(reserved_bytes=1000, activation_bytes={1: 100.0, 2: 60.0}, logit_bytes=6.0)
+
+
+def test_the_model_has_the_parameters_counted_by_hand() -> None:
+    """The rest of this file stands on it."""
+    assert LAYER == 144
+    assert MODEL.num_parameters == 2 * LAYER + 40 + 40 + 4
+
+
+def test_one_rank_holds_everything() -> None:
+    """Weights, partial gradients, masters with two moments, activations of one micro-batch, logits, reserve."""
+    dp1 = Strategy.parse("dp1")
+    (rank,) = phase_memory(layout(MODEL, dp1), home_layout(MODEL, dp1), (7,), RULE, Precision.bf16)
+    elements = 372
+    assert rank.weights == 2 * elements
+    assert rank.gradients == 4 * elements
+    assert rank.home == 12 * elements
+    assert rank.activations == 7 * 2 * 100  # tokens x layers x bytes
+    assert rank.logits == 7 * 10 * 6  # tokens x vocabulary x bytes
+    assert rank.reserved == 1000
+    assert rank.total == 18 * elements + 1400 + 420 + 1000
+
+
+def test_tensor_and_pipeline_parallel_divide_what_they_divide() -> None:
+    """dp2tp2pp2: home is divided over dp as well; the first of two stages keeps two micro-batches."""
+    strategy = Strategy.parse("dp2tp2pp2")
+    memory = phase_memory(layout(MODEL, strategy), home_layout(MODEL, strategy), (7,), RULE, Precision.fp32)
+    # Of a layer, a tp rank holds half of all but the norms: 68 + 8. Of embedding and head half the rows.
+    first, last = 68 + 8 + 20, 68 + 8 + 20 + 4
+    assert [rank.weights for rank in memory] == [4 * first] * 4 + [4 * last] * 4
+    # Four ranks of the last stage share one layer, the final norm and the head, each element on exactly one.
+    assert sum(rank.home for rank in memory[4:]) == 12 * (LAYER + 4 + 40)
+    tokens = 8  # 7, padded to a multiple of tp
+    assert [rank.activations for rank in memory] == [tokens * 60 * 2] * 4 + [tokens * 60] * 4
+    assert [rank.logits for rank in memory] == [0] * 4 + [tokens * 5 * 6] * 4
+
+
+def test_context_parallel_divides_activations() -> None:
+    """Each of cp ranks keeps its part of the tokens."""
+    cp2 = Strategy.parse("cp2")
+    memory = phase_memory(layout(MODEL, cp2), home_layout(MODEL, cp2), (10,), RULE, Precision.bf16)
+    assert [rank.activations for rank in memory] == [10 * 2 * 50] * 2
+
+
+def test_a_tp_without_a_coefficient_is_refused_with_those_there_are() -> None:
+    """A missing figure must not read as zero bytes."""
+    tp2 = Strategy.parse("tp2")
+    rule = MemoryRule(reserved_bytes=0, activation_bytes={1: 100.0, 4: 10.0}, logit_bytes=6.0)
+    with pytest.raises(InputError, match=r"no activation_bytes for tp 2; it has \[1, 4\]"):
+        phase_memory(layout(MODEL, tp2), home_layout(MODEL, tp2), (7,), rule, Precision.bf16)
+
+
+def test_a_switch_holds_both_layouts_and_its_staging() -> None:
+    """dp2 to tp2 in bf16: the old and the new layout, home, and the buffers of what is sent and received."""
+    dp2, tp2 = layout(MODEL, Strategy.parse("dp2")), layout(MODEL, Strategy.parse("tp2"))
+    home = home_layout(MODEL, Strategy.parse("dp2"))
+    memory = switch_memory(dp2, tp2, home, RULE, Precision.bf16, ranks_per_node=2, staging_bytes=10**9)
+    norms = 5 * 4
+    half = (372 - norms) // 2  # of what tp divides: gradients sent, and as many received
+    for rank in (0, 1):
+        expected = 6 * 372 + 6 * (half + norms) + 12 * home.numels[rank] + 2 * 4 * half + 1000
+        assert memory[rank] == expected
+    assert sum(home.numels) == 372
+
+
+def test_small_staging_bounds_a_switch() -> None:
+    """Rounds keep the buffers small; the largest parameter is the least they can do with."""
+    dp2, tp2 = layout(MODEL, Strategy.parse("dp2")), layout(MODEL, Strategy.parse("tp2"))
+    home = home_layout(MODEL, Strategy.parse("dp2"))
+    large, small = (switch_memory(dp2, tp2, home, RULE, Precision.bf16, 2, staging) for staging in (10**9, 1))
+    assert large[0] - small[0] == 2 * 4 * 176 - 40 * 6 * 2

@@ -1,0 +1,79 @@
+"""Rounds of a switch: every move once, in one order for all ranks, staging under its limit."""
+
+from collections import defaultdict
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plans.layout import every_parameter, home_layout, layout
+from plans.model import Precision
+from plans.strategy import Strategy
+from plans.switch import Move, Switch, rounds, staged_bytes, switch_between
+from tests.builders import small_model
+from tests.plans.shapes import layouts_of, models
+
+
+def all_moves(switch: Switch) -> list[list[Move]]:
+    """Weights and gradients, one move for each layer of each route."""
+    return [
+        [Move(name, route.box, route.source, route.target) for route in routes for name in route.names()]
+        for routes in (switch.weights, switch.gradients)
+    ]
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_rounds_hold_every_move_once_in_the_order_of_the_forward_pass(data: st.DataObject) -> None:
+    """Ranks that disagree on the order of messages deadlock; a move that is left out leaves stale weights."""
+    model = data.draw(models())
+    switch = switch_between(data.draw(layouts_of(model, 4)), data.draw(layouts_of(model, 4)), 2)
+    found = rounds(switch, model, Precision.bf16, data.draw(st.sampled_from([1, 100, 2000, 10**9])))
+    weights = [move for one in found for move in one.weights]
+    gradients = [move for one in found for move in one.gradients]
+    assert [sorted(weights), sorted(gradients)] == [sorted(moves) for moves in all_moves(switch)]
+    order = {parameter.full_name(layer): i for i, (parameter, layer) in enumerate(every_parameter(model))}
+    for moves in (weights, gradients):
+        assert [order[move.name] for move in moves] == sorted(order[move.name] for move in moves)
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_no_rank_stages_more_than_the_limit_unless_one_parameter_needs_it(data: st.DataObject) -> None:
+    """Staging buffers are allocated once, at the size that the plan has accounted for."""
+    model, limit = data.draw(models()), data.draw(st.sampled_from([1, 500, 3000, 10**9]))
+    switch = switch_between(data.draw(layouts_of(model, 4)), data.draw(layouts_of(model, 4)), 2)
+    for one in rounds(switch, model, Precision.fp32, limit):
+        staged: defaultdict[int, int] = defaultdict(int)
+        remote = [move for move in (*one.weights, *one.gradients) if move.source != move.target]
+        for move in remote:
+            staged[move.source] += move.box.numel * 4
+            staged[move.target] += move.box.numel * 4
+        assert max(staged.values(), default=0) <= limit or len({move.name for move in remote}) == 1
+
+
+def test_weights_leave_home_and_only_gradients_return() -> None:
+    """The first switch of a step has no gradients to move, the last one no weights."""
+    model = small_model()
+    home, phase = home_layout(model, Strategy.parse("dp4")), layout(model, Strategy.parse("tp2pp2"))
+    out, back = switch_between(home, phase, 4), switch_between(phase, home, 4)
+    assert out.weights
+    assert not out.gradients
+    assert back.gradients
+    assert not back.weights
+
+
+def test_staged_bytes_count_both_ends() -> None:
+    """A byte lies in the sender's buffer and in the receiver's."""
+    model = small_model()
+    switch = switch_between(layout(model, Strategy.parse("dp4")), layout(model, Strategy.parse("tp2pp2")), 4)
+    assert sum(staged_bytes(switch, Precision.fp32, 4)) == 2 * switch.num_bytes(Precision.fp32)
+
+
+@pytest.mark.parametrize("staging_bytes", [1, 10**9])
+def test_a_switch_that_moves_nothing_has_no_remote_moves(staging_bytes: int) -> None:
+    """Own copies are moves too, since storage may be laid out anew; they need no staging."""
+    same = layout(small_model(), Strategy.parse("dp2tp2"))
+    found = rounds(switch_between(same, same, 4), same.model, Precision.fp32, staging_bytes)
+    assert all(move.source == move.target for one in found for move in (*one.weights, *one.gradients))
+    assert len(found) == 1
