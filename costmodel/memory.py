@@ -14,7 +14,7 @@ def max_micro_batch_tokens(
     """
     kinds, places = phase.strategy.kinds, phase.strategy.places
     empty = phase_memory(phase, home, (0,) * len(kinds), rule, precision)
-    rows = [memory_bytes] * len(kinds)  # of tp tokens
+    rows = [memory_bytes] * len(kinds)  # of tp tokens; none takes less than a byte
     for place, rank in zip(places, empty, strict=True):
         kind = kinds[place.kind]
         row_bytes = kind.tp * activation_bytes_per_token(phase, place.kind, place.stage, rule)

@@ -89,6 +89,8 @@ class Pricer:
         self, layout: Layout, rules: Sequence[PackingRule], mini_batches: Sequence[Lengths], min_len: int, max_len: int
     ) -> float:
         """Mean over mini_batches of the seconds that their sequences of min_len..max_len tokens take, packed anew."""
+        if not mini_batches:
+            raise InputError("no mini_batches to price a phase with; sample at least 1")
         counts = [kind.count for kind in layout.strategy.kinds]
         total = 0.0
         for mini_batch in mini_batches:

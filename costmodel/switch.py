@@ -12,7 +12,7 @@ once, and so do the links of different ranks and nodes. Local copies are not tak
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from costmodel.comm import Wires
@@ -45,9 +45,8 @@ def switch_s(source: Layout, target: Layout, precision: Precision, machine: Swit
         (switch.weights, precision.weight_bytes, stays.weights),
         (switch.gradients, precision.gradient_bytes, stays.gradients),
     ):
-        for rank, num_bytes in _local_bytes(routes, size).items():
-            if not kept[rank]:
-                copied[rank] += num_bytes
+        for rank, num_bytes in _local_bytes(routes, size, kept).items():
+            copied[rank] += num_bytes
     rounds = -(-max(staged.values(), default=0) // machine.staging_bytes)
     copy_s = max(copied.values(), default=0.0) / machine.copy_bytes_per_s
     return copy_s + _wire_s(pairs, machine.wires) + rounds * _latency_s(pairs, machine.wires)
@@ -87,17 +86,17 @@ def _by_end(pairs: Pairs) -> tuple[dict[int, float], dict[int, float]]:
     return out, into
 
 
-def _local_bytes(routes: Iterable[Route], bytes_per_element: int) -> dict[int, int]:
-    """Bytes that move within each rank."""
+def _local_bytes(routes: Iterable[Route], bytes_per_element: int, kept: Sequence[bool]) -> dict[int, int]:
+    """Bytes that move within each rank; none where its tensors are kept."""
     total: defaultdict[int, int] = defaultdict(int)
     for route in routes:
-        if route.source == route.target:
+        if route.source == route.target and not kept[route.source]:
             total[route.source] += route.numel * bytes_per_element
     return total
 
 
 class _Stays:
-    """Of which ranks the tensors of matrices serve in both layouts as they are, without a copy."""
+    """Of which ranks the tensors serve in both layouts without a copy; vectors, being few, count like matrices."""
 
     def __init__(self, source: Layout, target: Layout, precision: Precision) -> None:
         ends = (source, target)

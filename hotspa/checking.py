@@ -23,8 +23,14 @@ def check_plan(path: Path, profile: str | None, lengths: str | None, *, as_json:
     lines = [f"{path}: sound ({len(plan.phases)} phases on {plan.cluster.num_ranks} ranks, {plan_digest(plan)})"]
     if profile is not None and lengths is not None:
         again, changed = _priced_again(plan, profile, lengths)
-        report |= {"step_time_s": plan.step_time_s, "repriced_step_time_s": again.step_time_s, "changed_inputs": changed}
-        lines.append(f"step: {plan.step_time_s * 1e3:.1f} ms in the file, {again.step_time_s * 1e3:.1f} ms priced again")
+        report |= {
+            "step_time_s": plan.step_time_s,
+            "repriced_step_time_s": again.step_time_s,
+            "changed_inputs": changed,
+        }
+        lines.append(
+            f"step: {plan.step_time_s * 1e3:.1f} ms in the file, {again.step_time_s * 1e3:.1f} ms priced again"
+        )
         lines += [f"warning: {name} is not the one the plan was made with; the new price holds" for name in changed]
     if as_json:
         print_json(report)

@@ -25,7 +25,9 @@ app = typer.Typer(
 
 ModelName = Annotated[str, typer.Option("--model", help="Preset, model.yaml, or a Hugging Face config.json.")]
 ClusterName = Annotated[str, typer.Option("--cluster", help="Preset like a800-80g:2x8 or local:2, or cluster.yaml.")]
-ProfileName = Annotated[str, typer.Option("--profile", help="Shipped profile (a800-80g) or a file of `hotspa profile`.")]
+ProfileName = Annotated[
+    str, typer.Option("--profile", help="Shipped profile (a800-80g) or a file of `hotspa profile`.")
+]
 LengthsName = Annotated[str, typer.Option("--lengths", help="code, web, chat, or a .txt(.gz), .npy or .jsonl file.")]
 Sequences = Annotated[int, typer.Option("--sequences", min=1, help="Sequences in a mini-batch (one optimizer step).")]
 MaxLen = Annotated[int, typer.Option("--max-len", min=1, help="Longest sequence, in tokens.")]
@@ -57,7 +59,9 @@ def profile(
 
 @app.command(epilog="Example: hotspa lengths corpus.jsonl src/ -o lengths.txt.gz")
 def lengths(
-    sources: Annotated[list[Path], typer.Argument(metavar="SRC...", help="Folders, text files, .jsonl(.gz), token files.")],
+    sources: Annotated[
+        list[Path], typer.Argument(metavar="SRC...", help="Folders, text files, .jsonl(.gz), token files.")
+    ],
     output: Annotated[Path, typer.Option("-o", "--output", help="Lengths, one a line: .txt, .txt.gz or .npy.")],
     tokenizer: Tokenizer = "bytes",
     field: TextField = "text",
@@ -128,7 +132,9 @@ def compare(
     overlong: OverlongRule = "refuse",
     precision: PrecisionName = "bf16",
     buckets: Buckets = 24,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Also write the figures here; - for the screen.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Also write the figures here; - for the screen.")
+    ] = None,
 ) -> None:
     """Price static, published, heuristic and MILP plans side by side."""
     from hotspa.reports import print_comparison, print_json, progress, write_json

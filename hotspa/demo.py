@@ -36,29 +36,36 @@ class Run(NamedTuple):
 def main() -> int:
     num_ranks = max(2, os.cpu_count() or 1)
     OUT.mkdir(parents=True, exist_ok=True)
-    corpus, cluster, profile, lengths = OUT / "corpus.jsonl", OUT / "cluster.yaml", OUT / "profile.yaml", OUT / "lengths.txt"
+    corpus, cluster, profile, lengths = (
+        OUT / "corpus.jsonl",
+        OUT / "cluster.yaml",
+        OUT / "profile.yaml",
+        OUT / "lengths.txt",
+    )
     num_files = write_corpus(corpus)
     cluster.write_text(cluster_text(num_ranks))
     print(f"corpus: {num_files} Python files of this interpreter's standard library, as bytes")
-    print(f"cluster: {num_ranks} local ranks, one thread each; {MEMORY_BYTES / 2**20:.0f} MiB per rank *declared*, as if each were an")
-    print("         accelerator of that size, so that the longest files need tp or pp > 1\n")
+    print(f"cluster: {num_ranks} local ranks, one thread each; {MEMORY_BYTES / 2**20:.0f} MiB per rank, *declared*")
+    print("         as if each were an accelerator of that size, so that the longest files need tp or pp > 1\n")
     hotspa("profile", "--model", MODEL, "--nproc", num_ranks, "-o", profile)
     hotspa("lengths", corpus, "-o", lengths)
-    inputs = ["--model", MODEL, "--cluster", cluster, "--profile", profile, "--lengths", lengths, "--sequences", SEQUENCES,
-              "--max-len", MAX_LEN, "--overlong", "truncate", "--precision", "fp32"]  # fmt: skip
+    inputs = ["--model", MODEL, "--cluster", cluster, "--profile", profile, "--lengths", lengths]
+    inputs += ["--sequences", SEQUENCES, "--max-len", MAX_LEN, "--overlong", "truncate", "--precision", "fp32"]
     runs: dict[PlannerName, Run] = {}
     for planner in PLANNERS:
         plan, out = OUT / f"{planner}.yaml", OUT / planner
         hotspa("solve", *inputs, "--planner", planner, "-o", plan, "--json", quiet=True)
         hotspa("run", plan, "--data", corpus, "--steps", STEPS, "--out", out, "--lr", "1e-3")
-        runs[planner] = Run(read_plan(plan), [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()])
+        runs[planner] = Run(
+            read_plan(plan), [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        )
     hotspa("show", OUT / "milp.yaml")
     show(runs)
     return 0
 
 
 def write_corpus(path: Path) -> int:
-    """The standard library's `.py` files as jsonl. Installed packages and the interpreter's own tests are not part of it."""
+    """The standard library's `.py` files as jsonl, without installed packages and the interpreter's own tests."""
     root = Path(sysconfig.get_paths()["stdlib"])
     foreign = {"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3"}
     files = [file for file in sorted(root.rglob("*.py")) if not foreign & set(file.relative_to(root).parts)]
@@ -68,7 +75,7 @@ def write_corpus(path: Path) -> int:
 
 
 def cluster_text(num_ranks: int) -> str:
-    """A cluster file. The links are placeholders of a loopback's size: the measured ones of the profile take precedence."""
+    """A cluster file. Its links are of a loopback's size; the measured ones of the profile take precedence."""
     return (
         f"name: demo\nnodes: 1\nranks_per_node: {num_ranks}\n"
         f"memory_bytes: {MEMORY_BYTES}  # declared\n"
@@ -92,7 +99,16 @@ def show(runs: dict[PlannerName, Run]) -> None:
     from rich.table import Table
 
     table = Table(title="One optimizer step: predicted against measured (median after warm-up)")
-    for column in ("planner", "phases", "predicted s", "measured s", "measured/predicted", "vs static", "switch", "loss"):
+    for column in (
+        "planner",
+        "phases",
+        "predicted s",
+        "measured s",
+        "measured/predicted",
+        "vs static",
+        "switch",
+        "loss",
+    ):
         table.add_column(column, justify="left" if column in ("planner", "phases") else "right")
     static = measured_s(runs["static"])
     for planner, run in runs.items():

@@ -1,4 +1,4 @@
-"""`hotspa doctor`: can this machine plan and run? Each check does the thing in small, and says what to do where it fails."""
+"""`hotspa doctor`: can this machine plan and run? Each check does the thing in small."""
 
 import os
 import platform
@@ -21,7 +21,8 @@ class Finding(NamedTuple):
 _GLOO = """
 import sys, datetime, torch, torch.distributed as dist
 rank, path = int(sys.argv[1]), sys.argv[2]
-dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2, timeout=datetime.timedelta(seconds=30))
+limit = datetime.timedelta(seconds=30)
+dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2, timeout=limit)
 x = torch.ones(1); dist.all_reduce(x); assert x.item() == 2; dist.destroy_process_group()
 """
 
@@ -41,7 +42,9 @@ def _finding(name: str, check: Callable[[], str]) -> Finding:
     try:
         return Finding(name, True, check())
     except Exception as error:  # whatever a check meets is its finding
-        return Finding(name, False, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}")
+        return Finding(
+            name, False, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
+        )
 
 
 def _python() -> str:

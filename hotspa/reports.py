@@ -31,7 +31,13 @@ def progress(title: str) -> Iterator[Step]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(title, total=None)
 
@@ -63,7 +69,9 @@ def print_solution(solution: "Solution", output: Path) -> None:
     print_plan(solution.plan)
     if solution.refused:
         print(f"{len(solution.refused)} strategies refused, for example {solution.refused[0]}")
-    print(f"wrote {output} ({solution.solve_time_s:.1f} s of pricing and solving); check it with `hotspa check {output}`")
+    print(
+        f"wrote {output} ({solution.solve_time_s:.1f} s of pricing and solving); check it with `hotspa check {output}`"
+    )
 
 
 def print_comparison(report: Mapping[str, Any]) -> None:
@@ -120,7 +128,9 @@ def show_lengths(lengths: "Lengths", *, as_json: bool) -> None:
         n = int(lengths.counts[inside].sum())
         t = int((lengths.counts * lengths.values)[inside].sum())
         bar = "█" * round(40 * t / tokens)
-        table.add_row(f"{2**cell:,}", f"{2 ** (cell + 1) - 1:,}", f"{n:,}", f"{n / total:.1%}", f"{t / tokens:.1%}", bar)
+        table.add_row(
+            f"{2**cell:,}", f"{2 ** (cell + 1) - 1:,}", f"{n:,}", f"{n / total:.1%}", f"{t / tokens:.1%}", bar
+        )
     console = _console()
     console.print(table)
     console.print(f"mean {tokens / total:.0f}   p50 {p50}   p90 {p90}   p99 {p99}   max {facts['max']} tokens")

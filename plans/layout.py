@@ -106,11 +106,22 @@ class Layout:
 
     def holdings(self, parameter: Parameter, layer: int = 0) -> tuple[Holding, ...]:
         """Every rank that holds a part of this parameter, with its box, by rank. `layer` is for layer parameters."""
+        stages = tuple(self._stage_of(kind, parameter, layer) for kind in range(len(self.strategy.kinds)))
+        key = parameter.name, stages
+        if key not in self._held:
+            self._held[key] = self._on_stages(parameter, stages)
+        return self._held[key]
+
+    @cached_property
+    def _held(self) -> dict[tuple[str, tuple[int, ...]], tuple[Holding, ...]]:
+        """Holdings found so far, by parameter and the stage of each kind of replica."""
+        return {}
+
+    def _on_stages(self, parameter: Parameter, stages: tuple[int, ...]) -> tuple[Holding, ...]:
         held: list[Holding] = []
         for replica in self.strategy.replicas:
-            stage = self._stage_of(replica.kind, parameter, layer)
             tp = self.strategy.kinds[replica.kind].tp
-            for row in replica.ranks[stage]:
+            for row in replica.ranks[stages[replica.kind]]:
                 held.extend(Holding(rank, _shard(parameter, tp, index)) for index, rank in enumerate(row))
         if self.home:
             held = _divide_among_holders(held)

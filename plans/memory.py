@@ -101,15 +101,15 @@ def switch_memory(
 ) -> tuple[int, ...]:
     """Most bytes on every rank during a switch: both layouts at once, staging bounded by the round."""
     per_element = precision.weight_bytes + precision.gradient_bytes
-    staged = staged_bytes(switch_between(source, target, ranks_per_node), precision, source.strategy.num_ranks)
-    largest = max(p.rows * p.cols for p in source.model.parameters) * per_element * 2
+    num_ranks = source.strategy.num_ranks
+    staged = staged_bytes(switch_between(source, target, ranks_per_node), precision, num_ranks, staging_bytes)
     found = []
-    for rank in range(source.strategy.num_ranks):
+    for rank in range(num_ranks):
         both = 0
         if not source.home:
             both += source.numels[rank] * per_element
         # a home holds gradients only while the step ends; weights leave it in a phase's layout
         both += target.numels[rank] * (precision.gradient_bytes if target.home else per_element)
-        both += home_bytes(home, rank, precision) + min(staged[rank], max(staging_bytes, largest)) + rule.reserved_bytes
+        both += home_bytes(home, rank, precision) + staged[rank] + rule.reserved_bytes
         found.append(both)
     return tuple(found)

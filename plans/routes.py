@@ -8,6 +8,7 @@ layers that are held alike in both layouts, so a model of 80 equal layers costs 
 The choice of the peer is greedy: one's own copy, else the least loaded on the same node, else the least loaded on any.
 """
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
@@ -15,7 +16,6 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from plans.layout import Box, Holding, Layout, spans
-from plans.model import Parameter
 
 
 class Route(NamedTuple):
@@ -62,10 +62,11 @@ def weight_routes(source: Layout, target: Layout, ranks_per_node: int) -> tuple[
     sent = _Load(ranks_per_node)
     routes = []
     for atom in atoms(source, target):
+        where, numel = atom[:4], atom.numel
         for rank in atom.after:
             giver = rank if rank in atom.before else sent.least_loaded(atom.before, near=rank)
-            routes.append(Route(*atom[:4], giver, rank))
-            sent.add(giver, rank, atom.numel)
+            routes.append(Route(*where, giver, rank))
+            sent.add(giver, rank, numel)
     return tuple(routes)
 
 
@@ -75,10 +76,11 @@ def gradient_routes(source: Layout, target: Layout, ranks_per_node: int) -> tupl
     received = _Load(ranks_per_node)
     routes = []
     for atom in atoms(source, target):
+        where, numel = atom[:4], atom.numel
         for rank in atom.before:
             taker = rank if rank in atom.after else received.least_loaded(atom.after, near=rank)
-            routes.append(Route(*atom[:4], rank, taker))
-            received.add(taker, rank, atom.numel)
+            routes.append(Route(*where, rank, taker))
+            received.add(taker, rank, numel)
     return tuple(routes)
 
 
@@ -91,21 +93,25 @@ def traffic(routes: Iterable[Route], bytes_per_element: int) -> dict[tuple[int, 
     return dict(sorted(total.items()))
 
 
-def atoms(source: Layout, target: Layout) -> Iterator[Atom]:
+@lru_cache(maxsize=8)  # weights and gradients of one switch ask in turn
+def atoms(source: Layout, target: Layout) -> tuple[Atom, ...]:
     """The common refinement of two layouts of the same model on the same ranks."""
     cuts = tuple(sorted({*source.cuts, *target.cuts}))
+    found = []
     for parameter in source.model.parameters:
         for first, last in spans(parameter, cuts):
             before, after = source.holdings(parameter, first), target.holdings(parameter, first)
-            for box, old, new in _refine(parameter, before, after):
-                yield Atom(parameter.name, first, last - first, box, old, new)
+            for box, old, new in _refine(parameter.rows, parameter.cols, before, after):
+                found.append(Atom(parameter.name, first, last - first, box, old, new))
+    return tuple(found)
 
 
+@lru_cache(maxsize=32)  # parameters of one shape are held alike
 def _refine(
-    parameter: Parameter, before: Sequence[Holding], after: Sequence[Holding]
+    num_rows: int, num_cols: int, before: tuple[Holding, ...], after: tuple[Holding, ...]
 ) -> list[tuple[Box, tuple[int, ...], tuple[int, ...]]]:
-    rows = _edges(parameter.rows, ((h.box.row0, h.box.row1) for h in (*before, *after)))
-    cols = _edges(parameter.cols, ((h.box.col0, h.box.col1) for h in (*before, *after)))
+    rows = _edges(num_rows, ((h.box.row0, h.box.row1) for h in (*before, *after)))
+    cols = _edges(num_cols, ((h.box.col0, h.box.col1) for h in (*before, *after)))
     old, new = _holders(before, rows, cols), _holders(after, rows, cols)
     return [
         (Box(*row, *col), tuple(old[i, j]), tuple(new[i, j]))
@@ -142,11 +148,15 @@ class _Load:
         return a // self._ranks_per_node == b // self._ranks_per_node
 
     def least_loaded(self, ranks: Sequence[int], *, near: int) -> int:
-        """The peer for `near`: the least loaded on its node, or, where there is none, the least loaded elsewhere."""
-        inside = [rank for rank in ranks if self._same_node(rank, near)]
+        """The peer for `near`: the least loaded on its node, or, where there is none, the least loaded elsewhere.
+
+        `ranks` ascend; of equally loaded ones the first is taken.
+        """
+        first = near // self._ranks_per_node * self._ranks_per_node
+        inside = ranks[bisect_left(ranks, first) : bisect_left(ranks, first + self._ranks_per_node)]
         if inside:
-            return min(inside, key=lambda rank: (self._inside[rank], rank))
-        return min(ranks, key=lambda rank: (self._between[rank], rank))
+            return min(inside, key=self._inside.__getitem__)
+        return min(ranks, key=self._between.__getitem__)
 
     def add(self, rank: int, peer: int, numel: int) -> None:
         if rank != peer:

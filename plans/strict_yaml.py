@@ -20,7 +20,7 @@ from pydantic_core import ErrorDetails
 from plans.errors import InputError
 from plans.files import read_text, write_text
 from plans.record import Record
-from plans.yaml_text import KeyPath, Lines, dotted, is_keyword, parse_yaml
+from plans.yaml_text import KeyPath, Lines, dotted, parse_yaml
 
 __all__ = ["parse_record", "read_record", "record_text", "validate", "write_text"]
 
@@ -28,6 +28,7 @@ AnyRecord = TypeVar("AnyRecord", bound=Record)
 
 _LINE_WIDTH = 100
 _NUMBER_KEY = re.compile(r"[-+]?[0-9][0-9.e+-]*")
+_KEYWORD = re.compile(r"null|true|false|yes|no|on|off|y|n", re.IGNORECASE)  # of any version of YAML
 _PLAIN = re.compile(r"[A-Za-z_]([A-Za-z0-9_./+-]|:(?=[A-Za-z0-9])| (?=[A-Za-z0-9_]))*")
 
 
@@ -175,7 +176,7 @@ def _key(text: str) -> str:
 
 
 def _word(text: str) -> str:
-    if _PLAIN.fullmatch(text) and not is_keyword(text):
+    if _PLAIN.fullmatch(text) and not _KEYWORD.fullmatch(text):
         return text
     return f'"{"".join(map(_escaped, text))}"'
 

@@ -101,10 +101,20 @@ def _by_parameter(routes: tuple[Route, ...]) -> defaultdict[str, list[Move]]:
     return moves
 
 
-def staged_bytes(switch: Switch, precision: Precision, num_ranks: int) -> tuple[int, ...]:
-    """Bytes that each rank sends and receives over the whole switch."""
-    total = [0] * num_ranks
-    for (source, target), num_bytes in switch.bytes_by_pair(precision).items():
-        total[source] += num_bytes
-        total[target] += num_bytes
-    return tuple(total)
+def staged_bytes(switch: Switch, precision: Precision, num_ranks: int, limit: int) -> tuple[int, ...]:
+    """Most bytes that each rank stages in a round, sent and received together, when rounds keep to `limit`.
+
+    Never more than the rank exchanges at all; more than the limit where a single parameter needs it.
+    """
+    whole = [0] * num_ranks
+    single: defaultdict[tuple[int, str, int], int] = defaultdict(int)  # (rank, parameter, first of its layers) -> bytes
+    for routes, size in ((switch.weights, precision.weight_bytes), (switch.gradients, precision.gradient_bytes)):
+        for route in routes:
+            if not route.local:
+                for rank in (route.source, route.target):
+                    whole[rank] += route.numel * size
+                    single[rank, route.parameter, route.first_layer] += route.box.numel * size
+    most = [limit] * num_ranks
+    for (rank, _, _), num_bytes in single.items():
+        most[rank] = max(most[rank], num_bytes)
+    return tuple(map(min, whole, most))

@@ -116,11 +116,6 @@ def _scalar(node: yaml.ScalarNode, path: KeyPath) -> object:
     raise _RefusedError(node.start_mark, f"{text} is not a finite number", path)
 
 
-def is_keyword(text: str) -> bool:
-    """Whether a plain scalar that begins like a word is read as something else."""
-    return bool(_NULL.fullmatch(text) or _BOOL.fullmatch(text))
-
-
 def dotted(path: KeyPath) -> str:
     """A key path as people write it: `phases[0].packing`."""
     text = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)

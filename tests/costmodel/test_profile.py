@@ -1,5 +1,6 @@
 """Profile files: what is read, what is refused, and the shipped ones."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,7 @@ def test_more_tensor_parallelism_is_faster_for_long_rows_and_never_fourfold() ->
     """A sign or unit error in one tp would show here."""
     for model in load_profile("a800-80g").models:
         layers = [passes.both for passes in model.layer.values()]
-        for few, many in zip(layers, layers[1:], strict=False):
+        for few, many in pairwise(layers):
             ratio = few.seconds(8192, 8192**2) / many.seconds(8192, 8192**2)
             assert 1 < ratio < 2.2
 
@@ -59,9 +60,9 @@ def test_more_tensor_parallelism_is_faster_for_long_rows_and_never_fourfold() ->
         ("fixed_s: 0.001", "fixed_s: -0.001", "fixed_s: -0.001 should be greater than or equal to 0"),
         ("token_s: 4e-05", "token_s: .inf", "is not a finite number"),
         ("token_s: 4e-05", "tokens_s: 4e-05", "did you mean token_s?"),
-        ('  source: "made up"\n', "", "provenance.source: missing"),
-        ('    memory: "made up"\n', "", "no provenance for memory"),
-        ('    copy: "made up"\n', '    copy: ""\n', "no provenance for copy"),
+        ("  source: made up\n", "", "provenance.source: missing"),
+        ("    memory: made up\n", "", "no provenance for memory"),
+        ("    copy: made up\n", '    copy: ""\n', "no provenance for copy"),
         ("hotspa_profile: 1\n", "", "hotspa_profile: missing"),
         ("hotspa_profile: 1\n", "hotspa_profile: 2\n", "hotspa_profile"),
         ("label: measured", "label: guessed", "label"),

@@ -1,0 +1,108 @@
+"""Seconds of a switch."""
+
+import time
+
+import pytest
+
+from costmodel.comm import Wires
+from costmodel.price import Pricer
+from costmodel.profile import load_profile
+from costmodel.switch import SwitchMachine, switch_s
+from plans.layout import Layout, home_layout, layout
+from plans.model import Precision
+from plans.presets import load_cluster, load_model
+from plans.strategy import Strategy
+from plans.switch import switch_between
+from tests.costmodel.made_profiles import made_cluster, made_model, made_profile
+
+MODEL = made_model()
+MATRICES = sum(p.rows * p.cols * (2 if p.place == "layer" else 1) for p in MODEL.parameters if not p.vector)
+VECTORS = MODEL.num_parameters - MATRICES
+
+
+def phase(strategy: str) -> Layout:
+    return layout(MODEL, Strategy.parse(strategy))
+
+
+def home(strategy: str) -> Layout:
+    return home_layout(MODEL, Strategy.parse(strategy))
+
+
+def seconds(
+    source: Layout,
+    target: Layout,
+    precision: Precision = Precision.fp32,
+    ranks_per_node: int = 4,
+    staging_bytes: int = 2**20,
+) -> float:
+    cluster = made_cluster(source.strategy.num_ranks // ranks_per_node, ranks_per_node)
+    wires = Wires.of(cluster, made_profile(MODEL))
+    return switch_s(source, target, precision, SwitchMachine(wires, 1e9, staging_bytes))
+
+
+def test_two_ranks_that_divide_their_matrices_are_priced_by_hand() -> None:
+    """dp2 to tp2: half of each partial gradient goes to the other rank, what stays is copied, as of weights."""
+    half, vectors = MATRICES // 2 * 4, VECTORS * 4
+    wire_s = half / 1e9 + 1e-6  # both ways at once, one message
+    copied = half + half + 2 * (half + vectors)  # packed, unpacked, and what stays of gradients and of weights
+    assert seconds(phase("dp2"), phase("tp2"), ranks_per_node=2) == pytest.approx(wire_s + copied / 1e9)
+
+
+def test_stages_that_part_send_weights_and_gradients_of_what_they_leave() -> None:
+    """pp2 to dp2: weights are sent to the other rank, gradients stay where they are."""
+    found = seconds(phase("pp2"), phase("dp2"), ranks_per_node=2)
+    sizes = [n * 4 for n in phase("pp2").numels]
+    # Each sends its weights and receives the other's; its own tensors stay as they are.
+    assert found == pytest.approx(max(sizes) / 1e9 + sum(sizes) / 1e9 + 1e-6)
+
+
+def test_a_layout_that_does_not_change_costs_nothing() -> None:
+    """Where a rank is alone with its parameters, fp32 masters serve as weights, and gradients stay."""
+    assert seconds(phase("dp4"), phase("dp4")) == 0
+    assert seconds(home("pp2"), phase("pp2"), ranks_per_node=2) == 0
+    assert seconds(phase("pp2"), home("pp2"), ranks_per_node=2) == 0
+
+
+def test_masters_are_cast_on_their_way_from_home() -> None:
+    """In bf16 every weight is written once even where nothing is sent."""
+    largest = max(phase("pp2").numels)
+    found = seconds(home("pp2"), phase("pp2"), Precision.bf16, ranks_per_node=2)
+    assert found == pytest.approx(2 * largest / 1e9)
+    assert seconds(phase("pp2"), home("pp2"), Precision.bf16, ranks_per_node=2) == 0
+
+
+def test_the_link_of_a_node_is_shared_by_its_ranks() -> None:
+    """The same switch takes longer when it crosses nodes, by the ratio of bytes over bandwidth."""
+    source, target = phase("dp2tp2"), phase("tp2pp2")
+    pairs = switch_between(source, target, 2).bytes_by_pair(Precision.fp32)
+    leaving = [sum(n for (a, b), n in pairs.items() if a // 2 == node != b // 2) for node in (0, 1)]
+    one_node, two_nodes = seconds(source, target), seconds(source, target, ranks_per_node=2)
+    assert two_nodes > max(leaving) / 1e8
+    assert two_nodes > one_node
+
+
+def test_small_staging_costs_a_latency_a_round() -> None:
+    """Each round is another message to every peer."""
+    source, target = phase("dp2"), phase("tp2")
+    staged = max(sum(n for pair, n in _pairs(source, target).items() if rank in pair) for rank in (0, 1))
+    assert seconds(source, target, ranks_per_node=2, staging_bytes=staged // 3) - seconds(
+        source, target, ranks_per_node=2, staging_bytes=staged
+    ) == pytest.approx(3e-6)
+
+
+def _pairs(source: Layout, target: Layout) -> dict[tuple[int, int], int]:
+    return switch_between(source, target, 2).bytes_by_pair(Precision.fp32)
+
+
+def test_450_switches_of_16_ranks_are_priced_in_seconds() -> None:
+    """The planner prices every ordered pair of candidates before it begins; the routes apart, which others need too."""
+    model = load_model("llama-7b")
+    pricer = Pricer(model, load_cluster("a800-80g:2x8"), Precision.bf16, load_profile("a800-80g"))
+    ends = [layout(model, Strategy.parse(s)) for s in ("dp16", "dp8tp2", "dp4tp2pp2", "dp2tp4pp2")]
+    pairs = [(a, b) for a in ends for b in ends if a is not b]
+    for source, target in pairs:
+        switch_between(source, target, 8)
+    start = time.perf_counter()
+    for source, target in pairs:
+        assert pricer.switch_time_s(source, target) > 0
+    assert (time.perf_counter() - start) / len(pairs) * 450 < 3

@@ -1,0 +1,185 @@
+"""Documents to token ids: every source in one order, what is empty counted, what is broken refused with its place."""
+
+import gzip
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from plans.corpus import Corpus, open_corpus
+from plans.errors import InputError
+
+
+def documents(corpus: Corpus) -> list[list[int]]:
+    return [corpus.tokens(index).tolist() for index in range(len(corpus))]
+
+
+def texts(corpus: Corpus) -> list[bytes]:
+    return [bytes(document) for document in documents(corpus)]
+
+
+def json_lines(path: Path, *rows: object) -> Path:
+    content = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A small source tree, written out of order."""
+    root = tmp_path / "src"
+    for name, content in (
+        ("b.py", b"print(2)"),
+        ("a/z.md", b"# z"),
+        ("a.txt", "größe".encode()),
+        ("empty.py", b""),
+        ("broken.py", b"\xff\xfe"),
+        ("image.png", b"png"),
+        (".git/x.py", b"hidden"),
+        ("__pycache__/x.py", b"cache"),
+        ("site-packages/x.py", b"installed"),
+    ):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(content)
+    return root
+
+
+def test_a_folder_gives_its_text_files_in_the_order_of_their_paths(folder: Path) -> None:
+    """Two machines list a folder in two orders; the corpus must be one."""
+    corpus = open_corpus([folder])
+    assert texts(corpus) == ["größe".encode(), b"print(2)", b"\xff\xfe", b"# z"]
+    assert corpus.lengths.tolist() == [7, 8, 2, 3]
+    assert corpus.num_empty == 1
+    assert corpus.vocab_size == 256
+    assert corpus.ids.itemsize == 1
+
+
+def test_sources_come_in_the_order_given_and_of_every_kind(tmp_path: Path) -> None:
+    """A file, JSON lines packed and unpacked, text and ids mixed."""
+    (tmp_path / "one.log").write_bytes(b"one")
+    rows = json_lines(tmp_path / "rows.jsonl", {"text": "two"}, {"input_ids": [300, 7]}, {"text": ""}, {"text": "é"})
+    packed = json_lines(tmp_path / "rows.jsonl.gz", {"body": "five", "text": 3})
+    first = open_corpus([tmp_path / "one.log", rows])
+    assert documents(first) == [[111, 110, 101], [116, 119, 111], [300, 7], [195, 169]]
+    assert (first.vocab_size, first.num_empty) == (301, 1)
+    assert texts(open_corpus([packed], field="body")) == [b"five"]
+
+
+def test_many_documents_keep_their_order(tmp_path: Path) -> None:
+    """They are encoded in groups; ids between them must not overtake text."""
+    rows = [{"input_ids": [i]} if i % 300 == 299 else {"text": str(i)} for i in range(1000)]
+    corpus = open_corpus([json_lines(tmp_path / "rows.jsonl", *rows)])
+    expected = [[i] if i % 300 == 299 else list(str(i).encode()) for i in range(1000)]
+    assert documents(corpus) == expected
+
+
+@pytest.mark.parametrize("with_end", [False, True])
+@pytest.mark.parametrize("suffix", [".bin", ".npy"])
+def test_stored_ids_are_read_from_disk(tmp_path: Path, suffix: str, with_end: bool) -> None:
+    """A corpus that was tokenized once; offsets may or may not name the end."""
+    ids = np.array([5, 6, 7, 8, 900], dtype=np.uint16)
+    path = tmp_path / f"ids{suffix}"
+    if suffix == ".bin":
+        ids.tofile(path)
+    else:
+        np.save(path, ids)
+    np.save(tmp_path / "ids.offsets.npy", np.array([0, 2, 2, *([5] if with_end else [])]))
+    corpus = open_corpus([path])
+    assert documents(corpus) == [[5, 6], [7, 8, 900]]
+    assert (corpus.vocab_size, corpus.num_empty) == (901, 1)
+    assert isinstance(corpus.ids, np.memmap)
+
+
+def test_a_tokenizer_file_makes_the_ids(tmp_path: Path) -> None:
+    """No special tokens are added, bytes that are no text become U+FFFD, and the vocabulary is the tokenizer's."""
+    path = tmp_path / "tokenizer.json"
+    words = {"[UNK]": 0, "hello": 1, "world": 2, "there": 3}
+    model = {"type": "WordLevel", "vocab": words, "unk_token": "[UNK]"}
+    special = {"type": "BertProcessing", "sep": ["[UNK]", 0], "cls": ["[UNK]", 0]}
+    content = {"version": "1.0", "model": model, "pre_tokenizer": {"type": "Whitespace"}, "post_processor": special}
+    empty: dict[str, object] = {
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": None,
+        "decoder": None,
+    }
+    path.write_text(json.dumps({**content, **empty}), encoding="utf-8")
+    (tmp_path / "text.txt").write_bytes(b"hello world \xff hello")
+    rows = json_lines(tmp_path / "rows.jsonl", {"text": " "}, {"text": "there"}, {"input_ids": [3, 2]})
+    corpus = open_corpus([tmp_path / "text.txt", rows], str(path))
+    assert documents(corpus) == [[1, 2, 0, 1], [3], [3, 2]]
+    assert (corpus.vocab_size, corpus.num_empty) == (4, 1)
+    with pytest.raises(InputError, match=r"wide.jsonl:1: the id 4 is outside the tokenizer's vocabulary of 4"):
+        open_corpus([json_lines(tmp_path / "wide.jsonl", {"input_ids": [4]})], str(path))
+
+
+def test_the_digest_is_of_the_content(tmp_path: Path) -> None:
+    """A corpus that was moved or stored in another way is the same corpus; one with other documents is not."""
+    ids = json_lines(tmp_path / "a.jsonl", {"input_ids": [1, 2]}, {"input_ids": [3]})
+    text = json_lines(tmp_path / "b.jsonl", {"text": "\x01\x02"}, {"text": "\x03"})
+    other = json_lines(tmp_path / "c.jsonl", {"text": "\x01"}, {"text": "\x02\x03"})
+    assert open_corpus([ids]).digest == open_corpus([text]).digest
+    assert open_corpus([other]).digest != open_corpus([text]).digest
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (
+            [{"text": "a"}, {"body": "b"}],
+            "rows.jsonl:2: neither text under 'text' nor ids under 'input_ids'; keys here: body",
+        ),
+        ([{"input_ids": [1, -2]}], "rows.jsonl:1: the id -2 is negative"),
+        ([{"input_ids": [1, 2.5]}], "rows.jsonl:1: neither text under 'text' nor ids"),
+        ([["a"]], "rows.jsonl:1: not a JSON object"),
+        ([{"text": ""}, {"input_ids": []}], "rows.jsonl: the corpus is empty (2 documents, no tokens)"),
+        ([], "rows.jsonl: the corpus is empty (0 documents, no tokens)"),
+    ],
+)
+def test_rows_that_are_no_documents_are_refused_with_their_line(
+    tmp_path: Path, rows: list[object], message: str
+) -> None:
+    """A field of another name must not become a corpus of nothing."""
+    path = json_lines(tmp_path / "rows.jsonl", *rows)
+    with pytest.raises(InputError, match=re.escape(f"{tmp_path}/{message}")):
+        open_corpus([path])
+
+
+def test_sources_that_hold_nothing_are_refused(tmp_path: Path) -> None:
+    """Each with what was looked for."""
+    np.save(tmp_path / "ids.npy", np.array([1, 2]))
+    (tmp_path / "odd.bin").write_bytes(b"123")
+    np.save(tmp_path / "odd.offsets.npy", np.array([0]))
+    (tmp_path / "folder").mkdir()
+    for name, message in (
+        ("missing.txt", "missing.txt: No such file"),
+        ("folder", "folder: holds no .py, .txt, .md files"),
+        ("ids.npy", "ids.npy: needs ids.offsets.npy beside it"),
+        ("odd.bin", "odd.bin: 3 bytes are no uint16 ids"),
+    ):
+        with pytest.raises(InputError, match=re.escape(message)):
+            open_corpus([tmp_path / name])
+    with pytest.raises(InputError, match="no sources: the corpus is empty"):
+        open_corpus([])
+
+
+@pytest.mark.parametrize("offsets", [[1, 2], [0, 2, 1], [0, 9]])
+def test_offsets_that_do_not_fit_the_ids_are_refused(tmp_path: Path, offsets: list[int]) -> None:
+    """They would cut documents in the wrong places, or drop some."""
+    np.save(tmp_path / "ids.npy", np.array([1, 2, 3]))
+    np.save(tmp_path / "ids.offsets.npy", np.array(offsets))
+    with pytest.raises(InputError, match=r"ids.offsets.npy: starts must ascend from 0 to at most 3"):
+        open_corpus([tmp_path / "ids.npy"])
+
+
+def test_a_tokenizer_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    """With what may be written instead."""
+    (tmp_path / "a.txt").write_text("a", encoding="utf-8")
+    (tmp_path / "broken.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(InputError, match=r"byte: no tokenizer; write 'bytes' or the path of a tokenizer.json"):
+        open_corpus([tmp_path / "a.txt"], "byte")
+    with pytest.raises(InputError, match=r"broken.json: not a tokenizer.json"):
+        open_corpus([tmp_path / "a.txt"], str(tmp_path / "broken.json"))

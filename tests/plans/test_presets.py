@@ -1,0 +1,182 @@
+"""Models and clusters by name and by file."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from plans.errors import InputError
+from plans.presets import load_cluster, load_model, machine_memory_bytes, preset_names
+from plans.strategy import Strategy, refusal
+from plans.strict_yaml import record_text
+from tests.builders import small_cluster, small_model
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_act": "silu",
+    "hidden_size": 64,
+    "intermediate_size": 172,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": False,
+    "vocab_size": 320,
+}
+
+
+def config(tmp_path: Path, **changes: object) -> Path:
+    """A config.json in a folder of its own."""
+    folder = tmp_path / "checkpoint"
+    folder.mkdir(exist_ok=True)
+    values = {key: value for key, value in {**LLAMA, **changes}.items() if value != "absent"}
+    (folder / "config.json").write_text(json.dumps(values, indent=2), encoding="utf-8")
+    return folder / "config.json"
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"), [("llama-7b", 6.73), ("llama-13b", 13.0), ("llama-32b", 32.5), ("tiny", 0.0008)]
+)
+def test_presets_have_the_size_of_their_name(name: str, billions: float) -> None:
+    """A slip in a shape prices another model."""
+    model = load_model(name)
+    assert model.name == name
+    assert model.num_parameters / 1e9 == pytest.approx(billions, rel=0.01)
+
+
+def test_the_published_strategies_are_legal_for_their_models() -> None:
+    """tp 16 needs 16 heads to divide: the 32B preset has 64."""
+    for model, strategy, ranks in (
+        ("llama-7b", "dp2tp4pp2", 16),
+        ("llama-13b", "tp8", 8),
+        ("llama-32b", "tp16pp2", 32),
+    ):
+        assert refusal(load_model(model), Strategy.parse(strategy), ranks) is None
+
+
+def test_a_model_file_is_read(tmp_path: Path) -> None:
+    """Any LLaMA-like shape, without a release of ours."""
+    path = tmp_path / "model.yaml"
+    path.write_text(record_text(small_model()), encoding="utf-8")
+    assert load_model(str(path)) == small_model()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("lama-7b", "lama-7b: unknown model (did you mean llama-7b"),
+        ("qwerty", "qwerty: unknown model (known: llama-13b, llama-32b, llama-7b, tiny)"),
+        ("missing.yaml", "missing.yaml: No such file"),
+        ("missing.json", "missing.json: No such file"),
+    ],
+)
+def test_an_unknown_model_is_refused_with_the_nearest_names(name: str, message: str) -> None:
+    """The list of presets is nowhere else on screen."""
+    with pytest.raises(InputError, match=re.escape(message)):
+        load_model(name)
+
+
+@pytest.mark.parametrize("as_folder", [False, True])
+def test_a_hugging_face_config_is_read(tmp_path: Path, as_folder: bool) -> None:
+    """The folder of a checkpoint is what people have."""
+    path = config(tmp_path)
+    model = load_model(str(path.parent if as_folder else path))
+    assert model.name == "checkpoint"
+    assert (model.num_layers, model.hidden_size, model.ffn_size) == (3, 64, 172)
+    assert (model.num_heads, model.num_kv_heads, model.vocab_size) == (4, 2, 320)
+    assert (model.rope_theta, model.norm_eps) == (500000.0, 1e-5)
+
+
+def test_values_that_a_config_leaves_out_are_those_of_transformers(tmp_path: Path) -> None:
+    """Old configs have no kv heads, no theta, no epsilon."""
+    model = load_model(str(config(tmp_path, num_key_value_heads="absent", rope_theta="absent", rms_norm_eps="absent")))
+    assert (model.num_kv_heads, model.rope_theta, model.norm_eps) == (4, 10000.0, 1e-6)
+
+
+def test_rotary_settings_of_newer_configs_are_found(tmp_path: Path) -> None:
+    """transformers 5 writes `rope_parameters`; its theta must not silently become the default."""
+    new = {"rope_type": "default", "rope_theta": 250000.0}
+    assert load_model(str(config(tmp_path, rope_theta="absent", rope_parameters=new))).rope_theta == 250000.0
+    with pytest.raises(InputError, match=r"rope_scaling .* is not supported"):
+        load_model(str(config(tmp_path, rope_parameters={**new, "rope_type": "llama3", "factor": 8.0})))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architectures": ["MistralForCausalLM"]}, ':2: architectures ["MistralForCausalLM"] is not supported'),
+        ({"architectures": "absent"}, ":1: architectures null is not supported"),
+        ({"tie_word_embeddings": True}, ":13: tie_word_embeddings true is not supported; supported: false"),
+        ({"sliding_window": 4096}, ":15: sliding_window 4096 is not supported; supported: null"),
+        ({"rope_scaling": {"type": "linear"}}, ':15: rope_scaling {"type": "linear"} is not supported'),
+        ({"attention_bias": True}, ":15: attention_bias true is not supported; supported: false"),
+        ({"mlp_bias": True}, ":15: mlp_bias true is not supported"),
+        ({"hidden_act": "gelu"}, ':5: hidden_act "gelu" is not supported; supported: "silu", "swish"'),
+        ({"head_dim": 32}, ":15: head_dim 32 is not supported; it must be hidden_size / num_attention_heads = 16"),
+        ({"num_hidden_layers": "absent"}, ": num_hidden_layers: missing"),
+        ({"num_hidden_layers": 2.5}, ":9: num_layers: 2.5 should be a valid integer"),
+        ({"num_key_value_heads": 3}, ":1: num_heads 4 is not a multiple of num_kv_heads 3"),
+    ],
+)
+def test_what_we_do_not_compute_is_refused_by_name(tmp_path: Path, changes: dict[str, object], message: str) -> None:
+    """A feature that is ignored trains another model than the one in the file."""
+    path = config(tmp_path, **changes)
+    with pytest.raises(InputError, match=re.escape(f"{path}{message}")):
+        load_model(str(path))
+
+
+def test_a_config_that_is_no_json_is_refused_with_its_line(tmp_path: Path) -> None:
+    """A comma too much is found at once."""
+    path = tmp_path / "config.json"
+    path.write_text('{"a": 1,\n}', encoding="utf-8")
+    with pytest.raises(InputError, match=r"config.json:2: not JSON"):
+        load_model(str(path))
+
+
+def test_a_cluster_is_written_as_nodes_times_ranks() -> None:
+    """The shape on the command line, the rest from the preset."""
+    cluster = load_cluster("a800-80g:2x8")
+    assert (cluster.name, cluster.nodes, cluster.ranks_per_node, cluster.num_ranks) == ("a800-80g:2x8", 2, 8, 16)
+    assert cluster.memory_bytes == 81252 * 2**20
+    assert cluster.inter is not None
+    assert cluster.inter.bandwidth_bytes_per_s < cluster.intra.bandwidth_bytes_per_s
+
+
+def test_local_ranks_share_the_memory_of_the_machine() -> None:
+    """Four ranks that each plan with all of it would swap."""
+    cluster = load_cluster("local:4")
+    assert (cluster.nodes, cluster.num_ranks) == (1, 4)
+    assert cluster.memory_bytes == machine_memory_bytes() // 4
+
+
+def test_a_cluster_file_is_read(tmp_path: Path) -> None:
+    """Any machine, without a release of ours."""
+    path = tmp_path / "cluster.yaml"
+    path.write_text(record_text(small_cluster(2, 4)), encoding="utf-8")
+    assert load_cluster(str(path)) == small_cluster(2, 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a800:2x8", "a800:2x8: unknown cluster (did you mean a800-80g?)"),
+        ("a800-80g", "a800-80g: not a cluster; write a800-80g:NODESxGPUS"),
+        ("a800-80g:16", "a800-80g:16: not a cluster"),
+        ("a800-80g:0x8", "a800-80g:0x8: not a cluster"),
+        ("local:2x4", "local:2x4: not a cluster"),
+        ("local:0", "local:0: not a cluster"),
+        ("missing.yaml", "missing.yaml: No such file"),
+    ],
+)
+def test_a_cluster_that_cannot_be_read_is_refused_with_the_forms_there_are(text: str, message: str) -> None:
+    """A plan for another world size wastes a queue slot."""
+    with pytest.raises(InputError, match=re.escape(message)):
+        load_cluster(text)
+
+
+def test_every_preset_is_readable() -> None:
+    """A preset with a typo would be found by its first user."""
+    assert [load_model(name).name for name in preset_names("models")] == preset_names("models")
+    assert set(preset_names("clusters")) == {"a800-80g", "local"}
