@@ -120,13 +120,17 @@ class Pricer:
         max_tokens: Sequence[int] | None = None,
     ) -> NDArray[np.float64]:
         """`work_bound_s` of many sets of sequences at once, from sums over each, see costmodel.bound."""
+        kinds = self.kind_costs(layout, max_tokens)
+        return phase_bound_s(kinds, num_sequences, tokens, squares, longest, shortest)
+
+    def kind_costs(self, layout: Layout, max_tokens: Sequence[int] | None = None) -> list[KindCost]:
+        """What bounds are made of."""
         cost = self._phase_cost(layout)
         limits: Sequence[int | None] = max_tokens or [None] * len(layout.strategy.kinds)
-        kinds = [
+        return [
             KindCost(kind.count, stages, _fastest(index, layout, cost), limit)
             for index, (kind, stages, limit) in enumerate(zip(layout.strategy.kinds, cost.stages, limits, strict=True))
         ]
-        return phase_bound_s(kinds, num_sequences, tokens, squares, longest, shortest)
 
     def switch_time_s(self, source: Layout, target: Layout) -> float:
         """Seconds of a switch; a home layout may be at either end."""

@@ -29,7 +29,7 @@ def show(plan: Plan) -> list["RenderableType"]:
 def _head(plan: Plan) -> str:
     data, cluster = plan.data, plan.cluster
     lines = [
-        f"{plan.model.name} ({plan.model.num_parameters / 1e6:,.2f} M parameters, {plan.precision}) on {cluster.name}: "
+        f"{plan.model.name} ({_count(plan.model.num_parameters)} parameters, {plan.precision}) on {cluster.name}: "
         f"{cluster.num_ranks} ranks on {cluster.nodes} node{'s' * (cluster.nodes > 1)}, "
         f"{_gib(cluster.memory_bytes)} GiB each",
         f"mini_batch of {data.sequences} sequences of at most {data.max_len} tokens; home {plan.home.strategy}",
@@ -168,6 +168,10 @@ def _table(title: str, *columns: str) -> "Table":
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:,.1f}"
+
+
+def _count(number: int) -> str:
+    return f"{number / 1e9:.2f} B" if number >= 1e9 else f"{number / 1e6:.2f} M"
 
 
 def _gib(num_bytes: int) -> str:

@@ -6,8 +6,10 @@ the same, though at run time an empty phase is skipped together with its switch.
 """
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +18,8 @@ from plans.layout import Layout
 from plans.memory import switch_memory
 from plans.packing import PackingRule, pack
 from solver.candidates import Candidate, Refused, find_candidates
+from solver.phase_bounds import Floats, IntervalSums, packed_bounds_s
 from solver.problem import Problem
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -40,41 +41,46 @@ class Draft:
 
 
 class Prices:
-    """The prices of one problem."""
+    """The prices of one problem, on its own buckets or on others that cover the same lengths."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, buckets: Sequence[tuple[int, int]] | None = None) -> None:
         self.problem = problem
         self.pricer = problem.pricer
-        self.buckets = problem.workload.buckets
+        self.buckets = tuple(buckets or problem.workload.buckets)
         found = find_candidates(self.pricer, shortest_row=self.buckets[0][1])
         self.candidates: tuple[Candidate, ...] = found[0]
         self.refused: tuple[Refused, ...] = found[1]
-        self.num_priced = 0  # phases really packed so far
+        self.num_packed = 0  # phases of one mini_batch that were really packed
         # Ascending, so that the sequences of an interval are a slice.
         self._sequences = [sorted(mini_batch) for mini_batch in problem.workload.mini_batches]
-        self._phases: dict[DraftPhase, float] = {}
+        self._sums = IntervalSums.of(self._sequences, self.buckets)
+        self._exact: dict[DraftPhase, float] = {}
+        self._bounds: dict[tuple[int, int], Floats] = {}  # (candidate, max_tokens)
+        self._options: dict[tuple[int, int], tuple[int, ...]] = {}  # (last, candidate)
         self._switch_s = cache(self._price_switch)
         self._switch_bytes = cache(self._switch_memory_without_home)
 
     # Phases
 
-    def options(self, first: int, last: int, candidate: int) -> tuple[int, ...]:
-        """The max_tokens among which a phase chooses, largest first.
+    def options(self, last: int, candidate: int) -> tuple[int, ...]:
+        """The max_tokens among which a phase with this last bucket chooses, largest first; none: it fits beside no home.
 
         Each home leaves the strategy some room; that room in round numbers, and its halves, quarters, ... down to the longest
         sequence: shorter micro_batches make a pipeline's bubble shorter. One stage has none, so it takes the whole room.
         """
-        longest = self.buckets[last][1]
-        found: set[int] = set()
-        for limit in set(self.candidates[candidate].max_tokens):
-            if limit < longest:
-                continue
-            tokens = round_down(limit) if round_down(limit) >= longest else longest
-            found.add(tokens)
-            while self.candidates[candidate].pp > 1 and tokens // 2 >= longest:
-                tokens //= 2
+        if (last, candidate) not in self._options:
+            longest = self.buckets[last][1]
+            found: set[int] = set()
+            for limit in set(self.candidates[candidate].max_tokens):
+                if limit < longest:
+                    continue
+                tokens = max(round_down(limit), longest)
                 found.add(tokens)
-        return tuple(sorted(found, reverse=True))
+                while self.candidates[candidate].pp > 1 and tokens // 2 >= longest:
+                    tokens //= 2
+                    found.add(tokens)
+            self._options[last, candidate] = tuple(sorted(found, reverse=True))
+        return self._options[last, candidate]
 
     def fits(self, phase: DraftPhase, home: int) -> bool:
         """Whether the phase fits in memory beside a home."""
@@ -86,36 +92,49 @@ class Prices:
 
     def phase_s(self, phase: DraftPhase) -> float:
         """Mean over the mini_batches of the phase's time."""
-        if phase not in self._phases:
-            self._phases[phase] = self._price_phase(phase)
-            self.num_priced += 1
-        return self._phases[phase]
+        return self.phase_up_to_s(phase, np.inf)
 
-    def _price_phase(self, phase: DraftPhase) -> float:
-        layout, rule = self.candidates[phase.candidate].phase, self.rule(phase)
-        low, high = self.buckets[phase.first][0], self.buckets[phase.last][1]
-        counts = [layout.strategy.kinds[0].count]
+    def phase_up_to_s(self, phase: DraftPhase, limit_s: float) -> float:
+        """The phase's time if that is at most the limit; else a lower bound of it that is above the limit."""
+        if phase in self._exact:
+            return self._exact[phase]
+        left = self.option_bounds_s(phase.candidate, phase.max_tokens)[:, phase.first, phase.last]
+        count = len(left)
         total = 0.0
-        for ascending in self._sequences:
-            lengths = ascending[bisect_left(ascending, low) : bisect_right(ascending, high)][::-1]
-            if lengths:
-                total += self.pricer.phase_time_s(layout, pack(lengths, counts, [rule]), lengths)
-        return total / len(self._sequences)
+        for m, ascending in enumerate(self._sequences):
+            if (total + left[m:].sum()) / count > limit_s:
+                return float(total + left[m:].sum()) / count
+            total += self._packed_s(phase, ascending)
+        self._exact[phase] = total / count
+        return self._exact[phase]
 
-    @cached_property
+    def _packed_s(self, phase: DraftPhase, ascending: list[int]) -> float:
+        """Of one mini_batch."""
+        low, high = self.buckets[phase.first][0], self.buckets[phase.last][1]
+        lengths = ascending[bisect_left(ascending, low) : bisect_right(ascending, high)][::-1]
+        if not lengths:
+            return 0.0
+        self.num_packed += 1
+        candidate = self.candidates[phase.candidate]
+        return self.pricer.phase_time_s(candidate.phase, pack(lengths, [candidate.dp], [self.rule(phase)]), lengths)
+
+    def option_bounds_s(self, candidate: int, max_tokens: int) -> Floats:
+        """`[mini_batch][first][last]` lower bounds of phase times."""
+        if (candidate, max_tokens) not in self._bounds:
+            (kind,) = self.pricer.kind_costs(self.candidates[candidate].phase, (max_tokens,))
+            self._bounds[candidate, max_tokens] = packed_bounds_s(kind, self._sums)
+        return self._bounds[candidate, max_tokens]
+
     def bounds_s(self) -> Floats:
-        """`[candidate][first][last]` seconds that no packing beats; infinite where no home leaves room or last < first."""
-        sums = _IntervalSums.of(self._sequences, self.buckets)
-        ends = np.array([high for _, high in self.buckets])
-        found = []
-        for candidate in self.candidates:
-            limit = max(candidate.max_tokens)
-            bound = self.pricer.work_bounds_s(
-                candidate.phase, sums.number, sums.tokens, sums.squares, sums.longest, sums.shortest, (limit,)
-            ).mean(axis=0)
-            bound[:, ends > limit] = np.inf
-            found.append(np.where(np.tri(len(ends), dtype=bool).T, bound, np.inf))
-        return np.array(found)
+        """`[candidate][first][last]` lower bounds; infinite where no home leaves room or last < first."""
+        num = len(self.buckets)
+        bounds = np.full((len(self.candidates), num, num), np.inf)
+        for c in range(len(self.candidates)):
+            for last in range(num):
+                for max_tokens in self.options(last, c):
+                    bound = self.option_bounds_s(c, max_tokens)[:, : last + 1, last].mean(axis=0)
+                    bounds[c, : last + 1, last] = np.minimum(bounds[c, : last + 1, last], bound)
+        return bounds
 
     # Switches; None stands for home, and `home` says which
 
@@ -178,39 +197,10 @@ class Prices:
 def arcs(draft: Draft) -> list[tuple[int | None, int | None]]:
     """(source, target) of every switch; None stands for home."""
     order = [None, *(phase.candidate for phase in draft.phases), None]
-    return list(zip(order, order[1:], strict=False))
+    return list(pairwise(order))
 
 
 def round_down(tokens: int) -> int:
     """The five leading binary digits, so that homes that leave nearly the same room share a column: 33000 -> 32768."""
     unit = 1 << max(0, tokens.bit_length() - 5)
     return tokens // unit * unit
-
-
-@dataclass(frozen=True)
-class _IntervalSums:
-    """`[mini_batch][first][last]` sums over the sequences of an interval of buckets."""
-
-    number: Floats
-    tokens: Floats
-    squares: Floats
-    longest: Floats
-    shortest: Floats
-
-    @classmethod
-    def of(cls, sequences: list[list[int]], buckets: tuple[tuple[int, int], ...]) -> "_IntervalSums":
-        edges = [low for low, _ in buckets] + [buckets[-1][1] + 1]
-        shape = (len(sequences), len(buckets), len(buckets))
-        sums = [np.zeros(shape) for _ in range(5)]
-        for m, ascending in enumerate(sequences):
-            values = np.array(ascending, dtype=np.float64)
-            at = np.searchsorted(values, edges)
-            totals = [np.concatenate([[0.0], np.cumsum(power)]) for power in (np.ones_like(values), values, values**2)]
-            first, last = at[:-1, None], at[None, 1:]
-            some = last > first
-            for total, found in zip(totals, sums, strict=False):
-                found[m] = np.where(some, total[last] - total[first], 0)
-            padded = np.append(values, 0)
-            sums[3][m] = np.where(some, padded[last - 1], 0)
-            sums[4][m] = np.where(some, padded[np.minimum(first, len(values))], 0)
-        return cls(*sums)

@@ -1,29 +1,31 @@
 """Which columns, switches and homes can be part of a plan that is faster than a known one.
 
-Every number is a price or a lower bound of one, so what follows holds for both. Take a plan with home h; its switches form a
-cycle through home and all its strategies, hence cost at least the cheapest closed walk from home through any one of them:
+Every number is a price or a lower bound of one, so what follows holds for both. Take a plan with home h. Its switches form a
+cycle through home and all its strategies, hence cost at least the shortest closed walk from home through any one of them,
 
-    d[h, s] = (shortest path home h -> s) + (shortest path s -> home h) + optimizer at h
-    plan    >= sum of its phases + max over its strategies of d[h, s]
+    d[h, q] = (shortest path home h -> q) + (shortest path q -> home h) + optimizer at h
 
-Sort the strategies by d[h, .]; *level* l allows the first l + 1 of them and costs d of the last. A plan whose dearest strategy
-is the l-th costs at least level l's d plus the cheapest cover of the buckets by columns of allowed strategies: a shortest
-path over the buckets. With F and G the shortest paths from the first bucket and to the last one, column (s, i..j) is only in plans of
+and, if s is another of its strategies, at least the shortest closed walk through both, d[h, q, s] >= d[h, q]. Let q be the
+plan's strategy of largest d[h, .]; then the plan only uses strategies *allowed* by (h, q), those of no larger d. Its phases
+cost at least the cheapest cover of the buckets by allowed columns: a shortest path over the buckets. With F and G the shortest
+paths to a bucket and from it on, every plan with the column (s, i..j) takes at least
 
-    through[s, i, j] = cost[s, i, j] + min over h and levels that allow s of (F[h, l, i] + G[h, l, j + 1] + d[h, l])
+    through[s, i, j] = min over (h, q) that allow s of (F[h, q, i] + cost[s, i, j] + G[h, q, j + 1] + d[h, q, s])
 
-seconds or more. What lies above a known plan's seconds cannot improve on it. The relaxation ignores that a strategy
-has one phase at most, that switches visit all strategies, and memory conflicts.
+seconds. What lies above a known plan's seconds cannot improve on it. The relaxation forgets that a strategy has one phase at
+most, that the walk visits all strategies and no others, and memory conflicts.
+
+A walk that steps on a strategy without paying for a phase of it makes the bound weak. Hence `with_tolls`: moving any amount
+from all columns of a strategy to all its arrivals changes no plan's seconds, but makes walks pay.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,40 +61,57 @@ class Relaxation:
 
     @cached_property
     def around_s(self) -> Floats:
-        """d: [home, strategy]."""
+        """d: [home, q]."""
         return self.out_s + self.back_s.T
 
     @cached_property
-    def order(self) -> Ints:
-        """[home, level] the strategy that the level allows first."""
-        return np.argsort(self.around_s, axis=1, kind="stable")
+    def around_both_s(self) -> Floats:
+        """d: [home, q, s] the shortest closed walk through q and s."""
+        q_first = self.out_s[:, :, None] + self.between_s[None] + self.back_s.T[:, None, :]
+        return np.minimum(q_first, q_first.swapaxes(1, 2))
 
     @cached_property
-    def level_s(self) -> Floats:
-        """[home, level] d of the level."""
-        return np.take_along_axis(self.around_s, self.order, axis=1)
+    def allowed(self) -> NDArray[np.bool_]:
+        """[home, q, s]"""
+        allowed: NDArray[np.bool_] = self.around_s[:, None, :] <= self.around_s[:, :, None]
+        return allowed
 
     @cached_property
     def _cheapest(self) -> Floats:
-        """[home, level, first, last] the cheapest allowed column."""
-        return np.minimum.accumulate(self.cost_s[self.order], axis=1)
+        """[home, q, first, last] the cheapest allowed column."""
+        order = np.argsort(self.around_s, axis=1, kind="stable")
+        ascending = np.minimum.accumulate(self.cost_s[order], axis=1)
+        # Of equal d, all are allowed by each: the last of the equal ones has seen them all.
+        last = self.allowed.sum(axis=2) - 1
+        return np.take_along_axis(ascending, last[..., None, None], axis=1)
 
     @cached_property
     def forward_s(self) -> Floats:
-        """F: [home, level, bucket] of the buckets before."""
+        """F: [home, q, bucket] of the buckets before."""
         return _paths(self._cheapest)
 
     @cached_property
     def backward_s(self) -> Floats:
-        """G: [home, level, bucket] of the bucket and those after."""
+        """G: [home, q, bucket] of the bucket and those after."""
         mirrored = self._cheapest[..., ::-1, ::-1].swapaxes(-1, -2)
         return _paths(mirrored)[..., ::-1]
 
     @cached_property
+    def _rest_s(self) -> Floats:
+        """[home, q, first, last] the cheapest cover of what is before and after a column."""
+        rest: Floats = self.forward_s[..., :-1, None] + self.backward_s[..., None, 1:]
+        return rest
+
+    @cached_property
+    def cover_s(self) -> Floats:
+        """[home, q] the cheapest cover that has a column of q."""
+        cover: Floats = (self._rest_s + self.cost_s[None]).min(axis=(2, 3))
+        return cover
+
+    @cached_property
     def plan_s(self) -> Floats:
-        """[home, level] bound of plans with this home whose dearest strategy is the level's."""
-        plan: Floats = self.forward_s[..., -1] + self.level_s
-        return plan
+        """[home, q] bound of plans with this home and this strategy of largest d."""
+        return self.cover_s + self.around_s
 
     @property
     def bound_s(self) -> float:
@@ -101,44 +120,69 @@ class Relaxation:
 
     @cached_property
     def through_s(self) -> Floats:
-        """[strategy, first, last] no plan with this column is faster."""
-        rest = self.forward_s[..., :-1, None] + self.backward_s[..., None, 1:] + self.level_s[..., None, None]
-        # A strategy is allowed on its own level and all later ones.
-        allowed = np.minimum.accumulate(rest[:, ::-1], axis=1)[:, ::-1]
-        rank = np.argsort(self.order, axis=1)  # [home, strategy] its level
-        per_home = np.take_along_axis(allowed, rank[..., None, None], axis=1)
-        through: Floats = self.cost_s + per_home.min(axis=0)
-        return through
+        """[s, first, last] no plan with this column is faster."""
+        found = np.empty_like(self.cost_s)
+        walks = np.where(self.allowed, self.around_both_s, np.inf)
+        for s, cost in enumerate(self.cost_s):
+            cover = np.maximum(self._rest_s + cost, self.cover_s[..., None, None])
+            found[s] = (cover + walks[:, :, s, None, None]).min(axis=(0, 1))
+        return found
 
+    @cached_property
     def through_switch_s(self) -> Floats:
         """[source, target] no plan with this switch is faster."""
-        around = self.out_s[:, :, None] + self.switch_s[None] + self.back_s.T[:, None, :]
-        return self._with_walk(around).min(axis=0)
+        found = np.full_like(self.switch_s, np.inf)
+        for h, cover in enumerate(self.cover_s):
+            q_after = self.out_s[h][None, :, None] + self.between_s.T[:, None, :] + self.back_s[:, h][:, None, None]
+            q_before = self.out_s[h][:, None, None] + self.between_s[:, :, None] + self.back_s[:, h][None, None, :]
+            walk = np.minimum(q_after, q_before) + self.switch_s[None]
+            both = self.allowed[h][:, :, None] & self.allowed[h][:, None, :]
+            found = np.minimum(found, (np.where(both, walk, np.inf) + cover[:, None, None]).min(axis=0))
+        return found
 
+    @cached_property
     def through_leave_s(self) -> Floats:
-        """[home, strategy] no plan that leaves this home for this strategy is faster."""
-        return self._with_walk(self.leave_s + self.back_s.T)
+        """[home, s] no plan that leaves this home for this strategy is faster."""
+        walk = self.leave_s[:, None, :] + self.between_s.T[None] + self.back_s.T[:, :, None]
+        return self._best(walk)
 
+    @cached_property
     def through_return_s(self) -> Floats:
-        """[strategy, home] no plan that returns from this strategy to this home is faster."""
-        return self._with_walk((self.out_s.T + self.return_s + self.optimizer_s).T).T
+        """[s, home] no plan that returns from this strategy to this home is faster."""
+        walk = self.out_s[:, :, None] + self.between_s[None] + (self.return_s + self.optimizer_s).T[:, None, :]
+        return self._best(walk).T
 
-    def _with_walk(self, walk_s: Floats) -> Floats:
-        """[home, ...] bound of plans of which some closed walk from home costs so much."""
-        shape = walk_s.shape
-        flat = walk_s.reshape(shape[0], 1, -1)
-        cover = self.forward_s[..., -1][..., None]
-        bound: Floats = (cover + np.maximum(flat, self.level_s[..., None])).min(axis=1).reshape(shape)
-        return bound
+    def _best(self, walk_s: Floats) -> Floats:
+        """[home, s] from [home, q, s] of closed walks."""
+        best: Floats = (np.where(self.allowed, walk_s, np.inf) + self.cover_s[..., None]).min(axis=1)
+        return best
 
-    def cheapest_path(self, home: int, level: int) -> tuple[tuple[int, int, int], ...]:
-        """The columns (strategy, first, last) of the level's cheapest cover, from the first bucket to the last."""
+    def with_tolls(self, toll_s: Floats) -> "Relaxation":
+        """The same problem with so many seconds moved from every column of a strategy to every arrival at it."""
+        return replace(
+            self,
+            cost_s=self.cost_s - toll_s[:, None, None],
+            switch_s=self.switch_s + toll_s,
+            leave_s=self.leave_s + toll_s,
+        )
+
+    @cached_property
+    def detour_s(self) -> Floats:
+        """[strategy] what the cheapest cover of all strategies takes longer if it must have a column of this one."""
+        cheapest = self.cost_s.min(axis=0)
+        forward, backward = _paths(cheapest), _paths(cheapest[::-1, ::-1].T)[::-1]
+        through = forward[:-1, None] + backward[None, 1:] + self.cost_s
+        detour: Floats = through.min(axis=(1, 2)) - forward[-1]
+        return detour
+
+    def cheapest_cover(self, home: int, dearest: int) -> tuple[tuple[int, int, int], ...]:
+        """The columns (strategy, first, last) of the cheapest allowed cover, from the first bucket to the last."""
         found = []
         first = 0
         num_buckets = self.cost_s.shape[1]
-        allowed = self.order[home, : level + 1]
+        allowed = np.flatnonzero(self.allowed[home, dearest])
         while first < num_buckets:
-            ahead = self.cost_s[allowed, first, first:] + self.backward_s[home, level, first + 1 :]
+            ahead = self.cost_s[allowed, first, first:] + self.backward_s[home, dearest, first + 1 :]
             strategy, length = np.unravel_index(int(ahead.argmin()), ahead.shape)
             found.append((int(allowed[strategy]), first, first + int(length)))
             first += int(length) + 1

@@ -32,7 +32,11 @@ def folder(tmp_path: Path) -> Path:
     root = tmp_path / "src"
     for name, content in (
         ("b.py", b"print(2)"),
+        ("d/1.py", b"d"),
+        ("c/1.py", b"c"),
+        ("e/1.py", b"e"),
         ("a/z.md", b"# z"),
+        ("b/1.py", b"b"),
         ("a.txt", "größe".encode()),
         ("empty.py", b""),
         ("broken.py", b"\xff\xfe"),
@@ -49,8 +53,8 @@ def folder(tmp_path: Path) -> Path:
 def test_a_folder_gives_its_text_files_in_the_order_of_their_paths(folder: Path) -> None:
     """Two machines list a folder in two orders; the corpus must be one."""
     corpus = open_corpus([folder])
-    assert texts(corpus) == ["größe".encode(), b"print(2)", b"\xff\xfe", b"# z"]
-    assert corpus.lengths.tolist() == [7, 8, 2, 3]
+    assert texts(corpus) == ["größe".encode(), b"print(2)", b"\xff\xfe", b"# z", b"b", b"c", b"d", b"e"]
+    assert corpus.lengths.tolist() == [7, 8, 2, 3, 1, 1, 1, 1]
     assert corpus.num_empty == 1
     assert corpus.vocab_size == 256
     assert corpus.ids.itemsize == 1

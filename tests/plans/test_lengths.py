@@ -154,6 +154,8 @@ def test_what_is_truncated_or_skipped_is_counted() -> None:
 
 def test_mini_batches_are_drawn_from_the_histogram_and_by_the_seed_alone() -> None:
     """Same seed, same plan; and the sample must look like the data."""
+    halves, _ = lengths_of(3, 4).mini_batches(5000, 2, seed=7)
+    assert np.mean(halves == 4) == pytest.approx(0.5, abs=0.03)
     lengths = lengths_of(*[1] * 900, *[50] * 100)
     first, second = lengths.mini_batches(5000, 2, seed=7)
     assert first.shape == second.shape == (5000,)

@@ -165,6 +165,19 @@ def test_senders_take_turns() -> None:
     assert max(sent.values()) < 1.2 * min(sent.values())
 
 
+def test_senders_take_turns_between_nodes_too() -> None:
+    """Each rank of the second node lacks the first stage; the four that have it send to one each."""
+    model = small_model(vocab_size=64)
+    source, target = layout(model, Strategy.parse("dp4pp2")), layout(model, Strategy.parse("dp8"))
+    first_stage = traffic(weight_routes(source, target, 4), 1)
+    sent: defaultdict[int, int] = defaultdict(int)
+    for (giver, taker), num_bytes in first_stage.items():
+        if taker >= 4:
+            sent[giver] += num_bytes
+    assert sorted(sent) == [0, 1, 2, 3]
+    assert max(sent.values()) < 1.2 * min(sent.values())
+
+
 def test_a_model_of_many_equal_layers_has_no_more_routes_than_a_shallow_one() -> None:
     """Planning visits thousands of pairs of layouts."""
     count = []

@@ -119,6 +119,13 @@ def test_what_the_model_cannot_run_is_refused_with_the_nearest_legal_value(
     assert message in str(refusal(small_model(), Strategy.parse(text), num_ranks))
 
 
+def test_a_tp_below_the_number_of_kv_heads_must_still_divide_it() -> None:
+    """4 kv heads over 3 ranks leave one rank with two of them and all others waiting."""
+    model = small_model(num_kv_heads=4)
+    assert refusal(model, Strategy.parse("tp3"), 3) == "tp 3 does not divide the 4 kv heads; the nearest legal tp is 2"
+    assert refusal(model, Strategy.parse("tp4"), 4) is None
+
+
 def test_what_the_model_can_run_is_not_refused() -> None:
     """The test above would pass with everything refused."""
     for text in ("dp8", "dp4tp2", "dp2tp2pp2", "tp2pp4", "dp2pp4", "1xtp2pp2+2xtp2", "tp2cp4"):

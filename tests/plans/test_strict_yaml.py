@@ -223,6 +223,16 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyt
     assert [p.name for p in tmp_path.iterdir()] == ["plan.yaml"]
 
 
+def test_a_file_is_replaced_not_written_over(tmp_path: Path) -> None:
+    """A rank that reads while another process writes sees one plan or the other, never half of each."""
+    path = tmp_path / "plan.yaml"
+    write_text(path, "old")
+    (tmp_path / "reader.yaml").hardlink_to(path)
+    write_text(path, "new")
+    assert path.read_text(encoding="utf-8") == "new"
+    assert (tmp_path / "reader.yaml").read_text(encoding="utf-8") == "old"
+
+
 def test_a_write_into_a_missing_folder_is_refused(tmp_path: Path) -> None:
     """The message names the path that was asked for, not the temporary one."""
     with pytest.raises(InputError, match=re.escape(f"{tmp_path / 'no' / 'plan.yaml'}: cannot be written")):

@@ -1,6 +1,7 @@
 """Rounds of a switch: every move once, in one order for all ranks, staging under its limit."""
 
 from collections import Counter, defaultdict
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -61,6 +62,23 @@ def test_no_rank_stages_more_than_the_plan_accounts_for(data: st.DataObject) -> 
                 m.name for m in (*one.weights, *one.gradients) if m.source != m.target and rank in (m.source, m.target)
             }
             assert num_bytes <= limit or len(names) == 1
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_a_round_ends_only_where_the_next_parameter_would_break_the_limit(data: st.DataObject) -> None:
+    """Every round is a wait for all ranks: no more of them than the buffers need."""
+    model, limit = data.draw(models()), data.draw(st.sampled_from([500, 1000, 3000]))
+    switch = switch_between(data.draw(layouts_of(model, 4)), data.draw(layouts_of(model, 4)), 2)
+    found = rounds(switch, model, Precision.fp32, limit)
+    for one, following in pairwise(found):
+        name = (*following.weights, *following.gradients)[0].name
+        first = Round(
+            tuple(move for move in following.weights if move.name == name),
+            tuple(move for move in following.gradients if move.name == name),
+        )
+        staged, more = staged_by_round(one, 4), staged_by_round(first, 4)
+        assert any(staged.get(rank) and staged[rank] + num_bytes > limit for rank, num_bytes in more.items())
 
 
 def test_a_rank_that_serves_many_stages_for_all_of_them() -> None:

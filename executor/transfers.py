@@ -1,0 +1,74 @@
+"""Point-to-point messages to be timed: between two ranks alone, and between all at once as in a switch."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from executor.stopwatch import now_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pattern:
+    """Who sends to whom."""
+
+    link: Literal["intra", "inter"]
+    concurrent: int
+    """Messages under way at once on the link."""
+    target: int | None
+    """Of this rank; None where it only watches."""
+    source: int | None
+    """Who sends to this rank."""
+
+
+def patterns(rank: int, num_ranks: int, ranks_per_node: int) -> tuple[Pattern, ...]:
+    """On each link that there is: to and fro between two ranks, and every rank to its neighbour."""
+    node, place = divmod(rank, ranks_per_node)
+    found = []
+    if ranks_per_node > 1:
+        ahead, behind = (node * ranks_per_node + (place + step) % ranks_per_node for step in (1, -1))
+        found += [_pair("intra", rank, 1), Pattern(link="intra", concurrent=ranks_per_node, target=ahead, source=behind)]
+    if num_ranks > ranks_per_node:
+        ahead, behind = ((rank + step) % num_ranks for step in (ranks_per_node, -ranks_per_node))
+        found += [
+            _pair("inter", rank, ranks_per_node),
+            Pattern(link="inter", concurrent=ranks_per_node, target=ahead, source=behind),
+        ]
+    return tuple(found)
+
+
+def _pair(link: Literal["intra", "inter"], rank: int, other: int) -> Pattern:
+    """Ranks 0 and `other` take turns."""
+    peer = {0: other, other: 0}.get(rank)
+    return Pattern(link=link, concurrent=1, target=peer, source=peer)
+
+
+class Transfer:
+    """Messages of one size, again and again through the same buffers."""
+
+    def __init__(self, pattern: Pattern, num_bytes: int, device: torch.device) -> None:
+        self._pattern = pattern
+        self._rank = dist.get_rank()
+        self._out = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+        self._in = torch.zeros_like(self._out)
+        self._times = max(1, min(16, 2**20 // num_bytes))  # small ones are shorter than the clock is sure
+
+    def seconds(self) -> tuple[float]:
+        """Of one message, one way; 0 for a rank that only watches."""
+        pattern = self._pattern
+        if pattern.target is None or pattern.source is None:
+            return (0.0,)
+        send = dist.P2POp(dist.isend, self._out, pattern.target)
+        receive = dist.P2POp(dist.irecv, self._in, pattern.source)
+        turns = [[send, receive]]
+        if pattern.concurrent == 1:
+            turns = [[send], [receive]] if self._rank == 0 else [[receive], [send]]
+        start_s = now_s()
+        for _ in range(self._times):
+            for operations in turns:
+                for work in dist.batch_isend_irecv(operations):
+                    work.wait()
+        return ((now_s() - start_s) / self._times / len(turns),)
