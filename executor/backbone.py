@@ -1,11 +1,12 @@
-"""What one rank holds of the model: one storage for weights, one for partial gradients, under whatever layout is current.
+"""What one rank holds of the model: one storage of weights, one of partial gradients, whatever the layout.
 
-Every strategy computes on views of these tensors. A change of layout replaces the tensors whose box changes and leaves the
-others alone, so that entering a layout copies nothing that stays.
+Every strategy computes on views of these tensors. A change of layout replaces the tensors whose box changes and
+leaves the others alone, so that entering a layout copies nothing that stays.
 
-Partial gradients are sums over everything that the rank has run since the layout of home was left; they are never below
-fp32. Where weights have the same format autograd adds straight into the partial sum (it is the weight's `.grad`);
-otherwise a hook adds each micro_batch's gradient to it and frees that gradient at once: 257 ones sum to 257.
+Partial gradients are sums over everything that the rank has run since the layout of home was left; they are never
+below fp32. Where weights have the same format autograd adds straight into the partial sum (it is the weight's
+`.grad`); otherwise a hook adds each micro_batch's gradient to it and frees that gradient at once: 257 ones sum to
+257.
 """
 
 from collections.abc import Callable
@@ -32,7 +33,7 @@ def gradient_dtype(precision: Precision) -> torch.dtype:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """Tensors by full parameter name. The tensor of a vector has 1 dim, that of a matrix the [rows, cols] of its box."""
+    """Tensors by full parameter name; [rows] of its box for a vector, [rows, cols] for a matrix."""
 
     weights: dict[str, Tensor] = field(default_factory=dict)
     gradients: dict[str, Tensor] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""One micro-batch: documents packed into one row of tokens.
+"""One micro_batch: documents packed into one row of tokens.
 
     documents   [5 6 7] [8 9], row length a multiple of 4
     tokens      5  6  7  8  9  0  0  0
@@ -41,7 +41,7 @@ class MicroBatch:
 
     def __post_init__(self) -> None:
         if not self.lengths or min(self.lengths) < 1:
-            raise ValueError(f"a micro-batch has documents of at least 1 token, got lengths {self.lengths}")
+            raise ValueError(f"a micro_batch has documents of at least 1 token, got lengths {self.lengths}")
         if sum(self.lengths) > self.num_tokens:
             raise ValueError(f"{sum(self.lengths)} tokens of documents do not fit a row of {self.num_tokens}")
 
@@ -88,7 +88,7 @@ def pack_row(documents: Sequence[ArrayLike], *, multiple_of: int) -> MicroBatch:
 
 
 def count_targets(lengths: Sequence[int]) -> int:
-    """Targets of a whole mini-batch, by which its sum of token losses is divided; its documents' lengths suffice."""
+    """Targets of a whole mini_batch, by which its sum of token losses is divided; its documents' lengths suffice."""
     return sum(lengths) - len(lengths)
 
 

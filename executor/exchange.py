@@ -1,7 +1,8 @@
 """What one rank does in a switch, worked out once per pair of layouts and kept.
 
-The rounds of `plans.switch` say what all ranks move; this file turns each into one rank's *turn*: which parts of which
-tensors travel in which message, which copies are local, which tensors are made, kept or dropped. No tensor is touched here.
+The rounds of `plans.switch` say what all ranks move; this file turns each into one rank's *turn*: which parts of
+which tensors travel in which message, which copies are local, which tensors are made, kept or dropped. No tensor is
+touched here.
 
 One message holds everything that a round sends from one rank to another: gradients first, then weights, so that each
 section is aligned to its elements.
@@ -204,9 +205,7 @@ class _Worker:
                 found[move.target if outgoing else move.source].append(move)
         return found
 
-    def _parts(
-        self, moves: Iterable[Move], boxes: dict[str, Box], begun: Set[tuple[str, Box]]
-    ) -> Iterator[Part]:
+    def _parts(self, moves: Iterable[Move], boxes: dict[str, Box], begun: Set[tuple[str, Box]]) -> Iterator[Part]:
         first = 0
         for move in moves:
             last = first + move.box.numel

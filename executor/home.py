@@ -1,7 +1,8 @@
 """What lives between steps: master weights and Adam moments, every element on exactly one rank.
 
-At the end of a step the partial gradients arrive here, are clipped by the norm of the whole gradient, and AdamW runs once.
-Since the boxes of home are disjoint, a sum of squares over ranks counts every element once, whatever the strategies were.
+At the end of a step the partial gradients arrive here, are clipped by the norm of the whole gradient, and AdamW runs
+once. Since the boxes of home are disjoint, a sum of squares over ranks counts every element once, whatever the
+strategies were.
 """
 
 import math
@@ -37,7 +38,9 @@ class OptimizerOptions:
     """Largest norm of the gradient; a longer one is scaled down to it. Infinity never clips."""
 
     def __post_init__(self) -> None:
-        if not (0 < self.lr < math.inf and self.warmup_steps >= 0 and 0 <= self.weight_decay < math.inf and self.clip > 0):
+        if not (
+            0 < self.lr < math.inf and self.warmup_steps >= 0 and 0 <= self.weight_decay < math.inf and self.clip > 0
+        ):
             raise InputError(
                 f"lr {self.lr}, warmup_steps {self.warmup_steps}, weight_decay {self.weight_decay}, clip {self.clip}: "
                 "lr and clip are above 0, the others at least 0"
@@ -52,26 +55,27 @@ class Home:
     """Master weights and optimizer of one rank."""
 
     def __init__(
-        self, layout: Layout, rank: int, precision: Precision, seed: int, options: OptimizerOptions, device: torch.device
+        self,
+        layout: Layout,
+        rank: int,
+        precision: Precision,
+        seed: int,
+        options: OptimizerOptions,
+        device: torch.device,
     ) -> None:
         self._options = options
         dtype = gradient_dtype(precision)
         boxes = layout.boxes[rank]
         self.masters: dict[str, Tensor] = {}
-        decaying, steady = [], []
+        decaying: list[Tensor] = []
+        steady: list[Tensor] = []
         for parameter, layer in every_parameter(layout.model):
             name = parameter.full_name(layer)
             if name in boxes:
                 weight = initial_weight(layout.model, parameter, layer, boxes[name], seed, dtype).to(device)
                 self.masters[name] = weight
                 (steady if parameter.vector else decaying).append(weight)
-        self._optimizer = torch.optim.AdamW(
-            [{"params": decaying, "weight_decay": options.weight_decay}, {"params": steady, "weight_decay": 0.0}],
-            lr=options.lr,
-            betas=(options.beta1, options.beta2),
-            eps=options.eps,
-            fused=True,
-        )
+        self._optimizer = adamw(decaying, steady, options)
 
     def holding(self) -> Holding:
         """The masters, for a switch to the first phase. A phase may share their storage; it never writes weights."""
@@ -101,3 +105,14 @@ def square_sum(gradients: Mapping[str, Tensor]) -> float:
         for chunk in gradient.flatten().split(_CHUNK):
             total += chunk.double().square().sum().cpu()
     return float(total)
+
+
+def adamw(decaying: list[Tensor], steady: list[Tensor], options: OptimizerOptions) -> torch.optim.AdamW:
+    """The optimizer of matrices, whose weights decay, and of vectors."""
+    return torch.optim.AdamW(
+        [{"params": decaying, "weight_decay": options.weight_decay}, {"params": steady, "weight_decay": 0.0}],
+        lr=options.lr,
+        betas=(options.beta1, options.beta2),
+        eps=options.eps,
+        fused=True,
+    )

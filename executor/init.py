@@ -1,8 +1,9 @@
-"""Initial weights: each element is a function of (seed, parameter name, its index in the whole parameter), and of nothing else.
+"""Initial weights: an element is a function of seed, parameter name and its index in the whole parameter, no more.
 
-Every rank makes only the box that it holds, and every strategy and home starts from the same bits. Element i of a matrix
-is normal: Box-Muller on two 64-bit hashes of the counter i (splitmix64), keyed by seed and name. The standard deviation
-is 0.02, and 0.02 / sqrt(2 num_layers) for the two projections that add to the residual stream (GPT-2). Norms start at 1.
+Every rank makes only the box that it holds, and every strategy and home starts from the same bits. Element i of a
+matrix is normal: Box-Muller on two 64-bit hashes of the counter i (splitmix64), keyed by seed and name. The standard
+deviation is 0.02, and 0.02 / sqrt(2 num_layers) for the two projections that add to the residual stream (GPT-2). Norms
+start at 1.
 """
 
 import hashlib
@@ -22,6 +23,7 @@ _RESIDUAL = ("o_proj.weight", "down_proj.weight")
 _CHUNK = 1 << 20  # elements at a time: the hashes of a whole matrix would take several times its memory
 
 Hashes = npt.NDArray[np.uint64]
+Floats = npt.NDArray[np.float64]
 
 
 def initial_weight(
@@ -53,19 +55,21 @@ def _indices(box: Box, cols: int) -> Hashes:
     return rows + np.arange(box.col0, box.col1, dtype=np.uint64)[None, :]
 
 
-def _normal(key: int, index: Hashes) -> npt.NDArray[np.float64]:
+def _normal(key: int, index: Hashes) -> Floats:
     first, second = _splitmix64(key, 2 * index), _splitmix64(key, 2 * index + 1)
-    radius = np.sqrt(-2.0 * np.log(1.0 - _unit(first)))  # 1 - u is in (0, 1]
-    return radius * np.cos(2.0 * np.pi * _unit(second))
+    radius: Floats = np.sqrt(-2.0 * np.log(1.0 - _unit(first)))  # 1 - u is in (0, 1]
+    angle: Floats = 2.0 * np.pi * _unit(second)
+    np.cos(angle, out=angle)
+    return np.multiply(radius, angle, out=radius)
 
 
-def _unit(hashes: Hashes) -> npt.NDArray[np.float64]:
+def _unit(hashes: Hashes) -> Floats:
     """The upper 53 bits as a number in [0, 1)."""
     return (hashes >> np.uint64(11)) * 2.0**-53
 
 
 def _splitmix64(key: int, counter: Hashes) -> Hashes:
-    """Output number `counter` of the generator splitmix64 (Steele, Lea, Flood 2014) seeded with `key`; wraps at 2^64."""
+    """Outputs of splitmix64 (Steele, Lea, Flood 2014) seeded with `key`, by number; wraps at 2^64."""
     z = (counter + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

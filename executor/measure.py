@@ -1,25 +1,32 @@
 """What this machine takes for the parts of a step: the records from which a profile is fitted (plans.measurement).
 
-All ranks work at once, as in a step: with tp 1 each runs its own copy of a layer at the same time, so that what they share,
-memory bandwidth above all, is in the figures. Rows grow until the next one would take too long; all ranks stop alike.
+All ranks work at once, as in a step: with tp 1 each runs its own copy of a layer at the same time, so that what they
+share, memory bandwidth above all, is in the figures. Rows grow until the next one would take too long; all ranks stop
+alike.
 """
 
 import os
 import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import torch
 import torch.distributed as dist
+from pydantic import TypeAdapter, ValidationError
 
+from executor.backbone import gradient_dtype
 from executor.groups import Groups
 from executor.home import OptimizerOptions, adamw, square_sum
 from executor.local import Tell, run_local
-from executor.specimens import Specimen, both_passes
+from executor.specimens import Forward, Specimen, both_passes
 from executor.stopwatch import Stopwatch, now_s
-from executor.transfers import Pattern, exchange_seconds, patterns
+from executor.transfers import Pattern, Transfer, patterns
+from plans.errors import InputError
+from plans.files import read_text
 from plans.measurement import (
     ActivationBytes,
     CopyTime,
@@ -29,6 +36,7 @@ from plans.measurement import (
     Machine,
     Measurement,
     OptimizerTime,
+    Timing,
     TransferTime,
 )
 from plans.model import ModelSpec, Precision
@@ -48,17 +56,19 @@ ROWS: tuple[tuple[int, ...], ...] = (
     (1024,),
     (64,) * 32,
     (2048,),
-    (2048, 1024, *(64,) * 16),
     (4096,),
-    (64,) * 96,
+    (2048, 1024, *(64,) * 16),
+    (128,) * 48,
     (8192,),
+    (16384,),
 )
+SILENCE_S = 300.0  # limit of every wait
 NEEDED_ROWS = 5  # measured however slow the machine is: three coefficients, and rows that can contradict them
 END_TOKENS = (64, 256, 1024, 4096)
 TRANSFER_BYTES = tuple(2**n for n in range(10, 25, 2))  # 1 KiB to 16 MiB
 COPY_BYTES = (2**20, 2**23, 2**25)
 OPTIMIZER_ELEMENTS = (10**5, 10**6, 4 * 10**6)
-ACTIVATION_TOKENS = 1024
+ACTIVATION_TOKENS = 512
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +80,8 @@ class Pace:
     total_s: float  # after which rows that are not needed are left out
 
 
-QUICK = Pace(repeats_s=0.4, row_s=0.8, total_s=25.0)
-THOROUGH = Pace(repeats_s=3.0, row_s=10.0, total_s=600.0)
+QUICK = Pace(repeats_s=0.4, row_s=2.0, total_s=25.0)
+THOROUGH = Pace(repeats_s=3.0, row_s=20.0, total_s=900.0)
 
 
 def measure(
@@ -92,11 +102,189 @@ def measure(
         if dist.get_world_size() != num_ranks:
             raise InputError(f"{num_ranks} ranks are to be measured, the process group has {dist.get_world_size()}")
         return measure_here(tell, model, precision, quick)
-    return run_local(num_ranks, measure_here, model, precision, quick, silence_s=300.0, on_message=tell)[0]
+    return run_local(num_ranks, measure_here, model, precision, quick, silence_s=SILENCE_S, on_message=tell)[0]
 
 
 def measure_here(tell: Tell, model: ModelSpec, precision: Precision, quick: bool) -> list[Measurement]:
-    """Measure on this rank, together with all others of the process group."""
-    pace = QUICK if quick else THOROUGH
-    session = _Session(model, precision, pace)
-    ...
+    """Measure on this rank, together with all others of the process group; all return the same."""
+    session = _Session(model, precision, QUICK if quick else THOROUGH)
+    jobs = [*session.transfers(), *session.copies(), *session.optimizers(), *session.ends(), *session.layers()]
+    found: list[Measurement] = [session.machine()]
+    for done, (title, job) in enumerate(jobs):
+        if dist.get_rank() == 0:
+            tell((title, done, len(jobs)))
+        found.extend(job())
+    return found
+
+
+Job = tuple[str, Callable[[], Iterable[Measurement]]]
+
+
+class _Session:
+    """What the measurements share: the ranks, a specimen for every tp, and the time that is left."""
+
+    def __init__(self, model: ModelSpec, precision: Precision, pace: Pace) -> None:
+        self._model, self._precision, self._pace = model, precision, pace
+        self._num_ranks = dist.get_world_size()
+        self._ranks_per_node = int(os.environ.get("LOCAL_WORLD_SIZE", self._num_ranks))
+        self._device = torch.device("cuda" if torch.cuda.is_initialized() else "cpu")
+        self._watch = Stopwatch(repeats_s=pace.repeats_s, total_s=pace.total_s)
+        # Two layers have less of what a stage does once; one is enough where it dwarfs that.
+        depth = 2 if model.num_layers > 1 and _layer_elements(model) < 20e6 else 1
+        strategies = list(_strategies(model, self._num_ranks))
+        groups = Groups(strategies, timeout_s=SILENCE_S)
+        self._specimens = [
+            Specimen(model, precision, groups.tensor_parallel(strategy), depth, self._device) for strategy in strategies
+        ]
+        self._last: dict[tuple[str, int], tuple[float, float]] = {}  # (part, tp) -> work and seconds of its last row
+
+    def machine(self) -> Machine:
+        return Machine(
+            model=self._model,
+            precision=self._precision,
+            num_ranks=self._num_ranks,
+            threads_per_rank=torch.get_num_threads(),
+            device=torch.cuda.get_device_name() if self._device.type == "cuda" else "cpu",
+            processor=_processor(),
+            torch=torch.__version__,
+            date=datetime.now(UTC).date().isoformat(),
+        )
+
+    def transfers(self) -> Iterator[Job]:
+        for pattern in patterns(dist.get_rank(), self._num_ranks, self._ranks_per_node):
+            for num_bytes in TRANSFER_BYTES:
+                yield f"{pattern.link} transfers", partial(self._transfer, pattern, num_bytes)
+
+    def _transfer(self, pattern: Pattern, num_bytes: int) -> Iterator[Measurement]:
+        (time,) = self._watch.measure(Transfer(pattern, num_bytes, self._device).seconds)
+        yield TransferTime(link=pattern.link, bytes=num_bytes, concurrent=pattern.concurrent, time=time)
+
+    def copies(self) -> Iterator[Job]:
+        return (("copies", partial(self._copy, num_bytes)) for num_bytes in COPY_BYTES)
+
+    def _copy(self, num_bytes: int) -> Iterator[Measurement]:
+        source = torch.zeros(num_bytes, dtype=torch.uint8, device=self._device)
+        target = torch.empty_like(source)
+        (time,) = self._watch.measure(lambda: (_seconds(lambda: target.copy_(source)),))
+        yield CopyTime(bytes=num_bytes, time=time)
+
+    def optimizers(self) -> Iterator[Job]:
+        return (("optimizer", partial(self._optimizer, elements)) for elements in OPTIMIZER_ELEMENTS)
+
+    def _optimizer(self, elements: int) -> Iterator[Measurement]:
+        dtype = gradient_dtype(self._precision)
+        masters = [torch.zeros(elements // 10, dtype=dtype, device=self._device) for _ in range(10)]
+        gradients = {str(i): torch.ones_like(master) for i, master in enumerate(masters)}
+        optimizer = adamw(masters, [], OptimizerOptions())
+
+        def step() -> None:
+            square_sum(gradients)
+            for master, gradient in zip(masters, gradients.values(), strict=True):
+                master.grad = gradient.mul_(0.5)
+            optimizer.step()
+
+        (time,) = self._watch.measure(lambda: (_seconds(step),))
+        yield OptimizerTime(elements=elements, time=time)
+
+    def ends(self) -> Iterator[Job]:
+        for specimen in self._specimens:
+            tp = specimen.tp.size
+            yield f"memory of tp {tp}", partial(self._memory, specimen)
+            for index, tokens in enumerate(END_TOKENS):
+                yield f"ends of tp {tp}, {tokens} tokens", partial(self._ends, specimen, tokens, needed=index < 3)
+
+    def _memory(self, specimen: Specimen) -> Iterator[Measurement]:
+        tokens, tp = ACTIVATION_TOKENS, specimen.tp.size
+        layer_bytes = specimen.kept_bytes(specimen.layers((tokens,))) // specimen.num_layers
+        yield ActivationBytes(part="layer", tp=tp, tokens=tokens, bytes=layer_bytes)
+        head_bytes = specimen.kept_bytes(specimen.head(tokens))
+        yield ActivationBytes(part="head", tp=tp, tokens=tokens, bytes=head_bytes)
+
+    def _ends(self, specimen: Specimen, tokens: int, *, needed: bool) -> Iterator[Measurement]:
+        ends: tuple[tuple[Literal["embedding", "head"], Forward], ...] = (
+            ("embedding", specimen.embedding(tokens)),
+            ("head", specimen.head(tokens)),
+        )
+        for what, forward in ends:
+            if times := self._passes(what, specimen, forward, work=tokens, needed=needed):
+                for direction, time in zip(DIRECTIONS, times, strict=True):
+                    yield EndTime(what=what, tp=specimen.tp.size, direction=direction, tokens=tokens, time=time)
+
+    def layers(self) -> Iterator[Job]:
+        for index, row in enumerate(ROWS):
+            for specimen in self._specimens:  # short rows of every tp before long ones of any
+                title = f"layer of tp {specimen.tp.size}, {sum(row)} tokens"
+                yield title, partial(self._layer, specimen, row, needed=index < NEEDED_ROWS)
+
+    def _layer(self, specimen: Specimen, row: tuple[int, ...], *, needed: bool) -> Iterator[Measurement]:
+        # Products with the weights, and of queries with keys and of these with values.
+        work = sum(2.0 * _layer_elements(self._model) * n + 2.0 * self._model.hidden_size * n * n for n in row)
+        if times := self._passes("layer", specimen, specimen.layers(row), work=work, needed=needed):
+            for direction, time in zip(DIRECTIONS, times, strict=True):
+                per_layer = Timing(
+                    seconds=time.seconds / specimen.num_layers,
+                    spread_s=time.spread_s / specimen.num_layers,
+                    repeats=time.repeats,
+                )
+                yield LayerTime(tp=specimen.tp.size, direction=direction, lengths=row, time=per_layer)
+
+    def _passes(
+        self, part: str, specimen: Specimen, forward: Forward, *, work: float, needed: bool
+    ) -> tuple[Timing, ...] | None:
+        """Forward and backward; None where it is not needed and would take too long, by the row before."""
+        key = part, specimen.tp.size
+        if not needed:
+            last_work, last_s = self._last[key]
+            if last_s * work / last_work > self._pace.row_s or self._watch.late():
+                return None
+        times = self._watch.measure(lambda: both_passes(forward))
+        self._last[key] = work, sum(time.seconds for time in times)
+        return times
+
+
+def _strategies(model: ModelSpec, num_ranks: int) -> Iterator[Strategy]:
+    """Every legal tp, on all ranks at once."""
+    for tp in range(1, num_ranks + 1):
+        if num_ranks % tp == 0:
+            strategy = Strategy.equal(dp=num_ranks // tp, tp=tp)
+            if refusal(model, strategy, num_ranks) is None:
+                yield strategy
+
+
+def _layer_elements(model: ModelSpec) -> int:
+    return sum(parameter.rows * parameter.cols for parameter in model.parameters if parameter.place == "layer")
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    start_s = now_s()
+    work()
+    return now_s() - start_s
+
+
+def _processor() -> str:
+    """The processor's own name where the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
+
+
+def measurements_text(measurements: Iterable[Measurement]) -> str:
+    """One record a line."""
+    return "".join(f"{measurement.model_dump_json()}\n" for measurement in measurements)
+
+
+def read_measurements(path: str | Path) -> list[Measurement]:
+    """The records of a file. Raises InputError: unreadable, or a line that is no record."""
+    adapter: TypeAdapter[Measurement] = TypeAdapter(Measurement)
+    found = []
+    for number, line in enumerate(read_text(path).splitlines(), 1):
+        try:
+            found.append(adapter.validate_json(line))
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"]))
+            raise InputError(f"{path}:{number}: {place}: {first['msg']}") from None
+    return found

@@ -1,8 +1,8 @@
 """What a step cost: measured on every rank without barriers, brought together once at its end.
 
-Every rank notes when each part of the step ended, counted from the step's start. A part ends for all when it ends on the
-slowest rank, so the seconds of a part are the difference of two such ends: they add up to the step's time, and the wait of
-fast ranks for slow ones is counted in the phase that was slow, not in the switch after it.
+Every rank notes when each part of the step ended, counted from the step's start. A part ends for all when it ends on
+the slowest rank, so the seconds of a part are the difference of two such ends: they add up to the step's time, and
+the wait of fast ranks for slow ones is counted in the phase that was slow, not in the switch after it.
 
 R ranks, P parts of a step, S switches.
 """

@@ -45,7 +45,7 @@ class Stage:
                 raise ValueError(f"tp {self.tp.size} does not divide the {heads} {what}")
 
     def forward(self, weights: Weights, x_TD: Tensor | None, micro_batch: MicroBatch) -> Tensor:
-        """Pass one micro-batch through the stage.
+        """Pass one micro_batch through the stage.
 
         Args:
             x_TD: this rank's tokens as the previous stage left them, [T/tp, D]; None on the first stage.

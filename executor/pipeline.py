@@ -1,7 +1,7 @@
-"""One rank's part in the pipeline of its replica: 1F1B over micro-batches of any length.
+"""One rank's part in the pipeline of its replica: 1F1B over micro_batches of any length.
 
 The schedule is data (plans.schedule). Between two actions of a stage there is one exchange: what the first one made is
-sent on, and what the second one needs is received. Both ends know its shape from the micro-batch: none is ever sent.
+sent on, and what the second one needs is received. Both ends know its shape from the micro_batch: none is ever sent.
 
     stage 0:  0F0 ─x0►  0F1 ─x1►  ◄g0─ 0B0  0F2 ─x2►  ◄g1─ 0B1  ◄g2─ 0B2
     stage 1:  ─x0► 1F0  1B0 ─g0►  ─x1► 1F1  1B1 ─g1►  ─x2► 1F2  1B2 ─g2►
@@ -45,8 +45,14 @@ class Pipeline:
 
     @classmethod
     def at(cls, layout: Layout, rank: int, tp: TensorParallel, phase: str) -> Self:
-        """The part of `rank` under a layout."""
+        """The part of `rank` under a layout.
+
+        Raises:
+            ValueError: a replica with cp > 1, whose ranks would all count the same tokens.
+        """
         place = layout.strategy.places[rank]
+        if layout.strategy.kinds[place.kind].cp > 1:
+            raise ValueError(f"{layout.strategy} divides sequences among ranks, which cannot run yet; use cp 1")
         stages = layout.strategy.replicas[place.replica].ranks
         is_first, is_last = place.stage == 0, place.stage == len(stages) - 1
         layers = layout.stage_layers(place.kind, place.stage)
@@ -60,14 +66,14 @@ class Pipeline:
         )
 
     def run(self, weights: Weights, micro_batches: Sequence[MicroBatch], num_targets: int) -> Tensor:
-        """Forward and backward of all micro-batches; gradients are added to `.grad` of the weights.
+        """Forward and backward of all micro_batches; gradients are added to `.grad` of the weights.
 
         Args:
             weights: leaf tensors that require gradients, see executor.model.
             micro_batches: the replica's, in the same order on all of its ranks.
-            num_targets: divisor of the loss: targets of the whole mini-batch, over all phases and ranks.
+            num_targets: divisor of the loss: targets of the whole mini_batch, over all phases and ranks.
         Returns:
-            This rank's contribution to the loss of the mini-batch, a scalar in fp64: the sum over all ranks and phases
+            This rank's contribution to the loss of the mini_batch, a scalar in fp64: the sum over all ranks and phases
             is the loss. It is zero except on the last stage, where the first tp rank counts for all.
         """
         actions = one_f_one_b(self.num_stages, len(micro_batches))[self.index]
@@ -87,14 +93,14 @@ class Pipeline:
 
 
 class _Run:
-    """Micro-batches between their forward and their backward pass, and the sum of their losses."""
+    """The micro_batches between their forward and their backward pass, and the sum of their losses."""
 
     def __init__(
         self, pipeline: Pipeline, weights: Weights, micro_batches: Sequence[MicroBatch], num_targets: int
     ) -> None:
         self._stage, self._weights, self._micro_batches = pipeline.stage, weights, micro_batches
         self._scale = 1 / max(num_targets, 1)  # without any target the loss is 0, not 0 / 0
-        self._held: dict[int, tuple[Tensor | None, Tensor]] = {}  # micro-batch -> input and output of the stage
+        self._held: dict[int, tuple[Tensor | None, Tensor]] = {}  # micro_batch -> input and output of the stage
         self.loss_sum = torch.zeros((), dtype=torch.float64)
 
     def forward(self, action: Action, x_TD: Tensor | None) -> Tensor | None:

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from datetime import timedelta
 
-from torch.distributed import Store
+from torch.distributed.distributed_c10d import Store
 
 from executor.waits import WaitError
 from plans.errors import InputError
@@ -59,4 +59,6 @@ def _compare(answers: list[dict[str, object]]) -> None:
         assert isinstance(mine, dict) and isinstance(first, dict)
         other = sorted(name for name in first if mine.get(name) != first[name])
         if other:
-            raise InputError(f"rank {rank} has another {' and another '.join(other)} than rank 0; give all ranks the same")
+            raise InputError(
+                f"rank {rank} has another {' and another '.join(other)} than rank 0; give all ranks the same"
+            )

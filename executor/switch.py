@@ -1,9 +1,9 @@
 """The hot switch: weights and partial gradients go from one layout to the next, inside the step.
 
-What moves where is known before (`exchange`); this file moves it. In every round each rank packs one message per peer into
-a staging buffer, posts them all, makes its local copies while they travel, and unpacks what arrived: weights are written,
-partial gradients added. Nothing is negotiated: sizes and order come from the plan, and all ranks agree on them by digest
-before a switch is used first.
+What moves where is known before (`exchange`); this file moves it. In every round each rank packs one message per peer
+into a staging buffer, posts them all, makes its local copies while they travel, and unpacks what arrived: weights are
+written, partial gradients added. Nothing is negotiated: sizes and order come from the plan, and all ranks agree on
+them by digest before a switch is used first.
 """
 
 from collections import defaultdict
@@ -156,4 +156,3 @@ def _rearrange(
 def _stretch(section: Tensor, part: Part, like: Tensor) -> Tensor:
     """The elements of a part in a section, in the shape of its view."""
     return section[part.first : part.last].view(like.shape)
-

@@ -1,6 +1,6 @@
 """A training run: what `python -m executor` does on each rank.
 
-    read and judge the plan, open the corpus  ─►  roll call of all ranks  ─►  step after step, one line of metrics each
+read and judge the plan, open the corpus  ─►  roll call of all ranks  ─►  step after step, one line of metrics each
 """
 
 import hashlib
@@ -8,12 +8,13 @@ import logging
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from executor.data import MiniBatches
 from executor.home import OptimizerOptions
@@ -74,7 +75,7 @@ def train(options: RunOptions) -> None:
         WaitError: another rank failed or was silent for too long.
     """
     timeout = timedelta(seconds=options.timeout_s)
-    store, rank, world_size = next(dist.rendezvous("env://", timeout=timeout))
+    store, rank, world_size = next(rendezvous("env://", timeout=timeout))
     try:
         inputs: _Inputs | InputError = _read(options, rank, world_size)
     except InputError as error:
@@ -102,8 +103,8 @@ def _read(options: RunOptions, rank: int, world_size: int) -> _Inputs:
     corpus = open_corpus(options.data, options.tokenizer, options.field)
     if corpus.vocab_size > plan.model.vocab_size:
         raise InputError(
-            f"--data: token ids up to {corpus.vocab_size - 1}, but the plan's model {plan.model.name} has a vocabulary of "
-            f"{plan.model.vocab_size}; take another tokenizer or a model with vocab_size {corpus.vocab_size}"
+            f"--data: token ids up to {corpus.vocab_size - 1}, but model {plan.model.name} of the plan has "
+            f"vocab_size {plan.model.vocab_size}; take another tokenizer or a model with vocab_size {corpus.vocab_size}"
         )
     told = repr((options.steps, options.seed, options.optimizer))
     digests = {
@@ -147,7 +148,8 @@ def _introduce(plan: Plan, mini_batches: MiniBatches) -> None:
         f"{plan.cluster.num_ranks} ranks, {plan.data.sequences} sequences a step; {phases}; home {plan.home.strategy}"
     )
     counts = mini_batches.counts
-    if counts.truncated_sequences:
-        log.info(f"truncated {counts.truncated_sequences} sequences to {plan.data.max_len} tokens: {counts.truncated_tokens} tokens cut")
-    if counts.skipped_sequences:
-        log.info(f"skipped {counts.skipped_sequences} sequences over {plan.data.max_len} tokens: {counts.skipped_tokens} tokens")
+    if counts.truncated_sequences or counts.skipped_sequences:
+        log.info(
+            f"over {plan.data.max_len} tokens: {counts.truncated_sequences} sequences truncated by "
+            f"{counts.truncated_tokens} tokens, {counts.skipped_sequences} with {counts.skipped_tokens} skipped"
+        )

@@ -1,12 +1,10 @@
 """Point-to-point messages to be timed: between two ranks alone, and between all at once as in a switch."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from executor.stopwatch import now_s
 
@@ -30,7 +28,10 @@ def patterns(rank: int, num_ranks: int, ranks_per_node: int) -> tuple[Pattern, .
     found = []
     if ranks_per_node > 1:
         ahead, behind = (node * ranks_per_node + (place + step) % ranks_per_node for step in (1, -1))
-        found += [_pair("intra", rank, 1), Pattern(link="intra", concurrent=ranks_per_node, target=ahead, source=behind)]
+        found += [
+            _pair("intra", rank, 1),
+            Pattern(link="intra", concurrent=ranks_per_node, target=ahead, source=behind),
+        ]
     if num_ranks > ranks_per_node:
         ahead, behind = ((rank + step) % num_ranks for step in (ranks_per_node, -ranks_per_node))
         found += [

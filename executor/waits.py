@@ -20,7 +20,8 @@ def waiting(what: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise WaitError(f"rank {dist.get_rank()} {what}: {str(error).splitlines()[0]}") from error
+        reason = str(error).partition("\n")[0]
+        raise WaitError(f"rank {dist.get_rank()} {what}: {reason}") from error
 
 
 def mib(num_bytes: int) -> str:

@@ -135,6 +135,7 @@ def compare(
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Also write the figures here; - for the screen.")
     ] = None,
+    figure: Annotated[Path | None, typer.Option("--figure", help="Draw the plans here: .svg, .png or .pdf.")] = None,
 ) -> None:
     """Price static, published, heuristic and MILP plans side by side."""
     from hotspa.reports import print_comparison, print_json, progress, write_json
@@ -143,6 +144,12 @@ def compare(
     problem = _problem(model, cluster, profile, lengths, sequences, max_len, seed, overlong, precision, buckets)
     with progress("pricing and solving") as step:
         report = compare_planners(problem, backend=backend, time_limit_s=time_limit, progress=step)
+    if figure is not None:
+        from hotspa.figure import draw_comparison
+
+        draw_comparison(
+            report, figure, f"{model} on {cluster}, {sequences} sequences of {lengths} up to {max_len} tokens"
+        )
     if json_file is not None and str(json_file) == "-":
         print_json(report)
         return

@@ -6,9 +6,12 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from hotspa.reports import print_json
+
+if TYPE_CHECKING:
+    from solver.backend import Backend
 
 
 class Finding(NamedTuple):
@@ -63,11 +66,13 @@ def _torch() -> str:
     return f"{torch.__version__}, {device}"
 
 
-def _solver(backend: str) -> Callable[[], str]:
+def _solver(backend: "Backend") -> Callable[[], str]:
     def check() -> str:
         from solver.backend import probe
 
-        return probe(backend)
+        if (fault := probe(backend)) is not None:
+            raise RuntimeError(fault)
+        return "solves a small problem"
 
     return check
 

@@ -9,7 +9,7 @@ from plans.model import Precision
 from plans.presets import load_model
 
 if TYPE_CHECKING:
-    from costmodel.fit import Residual
+    from costmodel.profile import Residual
 
 
 def measure_profile(model_name: str, nproc: int, output: Path, precision: str, name: str, *, as_json: bool) -> None:
@@ -40,8 +40,8 @@ def _show_residuals(residuals: "tuple[Residual, ...]") -> None:
     from rich.table import Table
 
     table = Table(title="Fit: seconds = fixed + token x tokens + square x sum of squared document lengths")
-    for column in ("part", "tp", "points", "median error", "worst error"):
-        table.add_column(column, justify="left" if column == "part" else "right")
+    for column in ("part", "tp", "series", "points", "rms error", "worst error"):
+        table.add_column(column, justify="left" if column in ("part", "series") else "right")
     for row in residuals:
-        table.add_row(row.part, str(row.tp), str(row.points), f"{row.median:.1%}", f"{row.worst:.1%}")
+        table.add_row(row.part, str(row.tp), row.series, str(row.points), f"{row.rms:.1%}", f"{row.worst:.1%}")
     Console().print(table)

@@ -44,7 +44,6 @@ def realise(pool: Pool, state: State, below_s: float) -> tuple[Draft, float] | N
     """A sound plan of these phases that is faster than `below_s`, in the best order and with the best home found."""
     if len({candidate for *_, candidate in state}) < len(state) or len(state) > _MOST_PHASES:
         return None
-    phases_s = sum(_cost_s(pool, cell) for cell in state)
     for first, last, candidate in sorted(state, key=lambda cell: pool.settled[cell[2], cell[0], cell[1]]):
         slack_s = below_s - _optimistic_s(pool, state)
         if slack_s <= 0:

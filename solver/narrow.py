@@ -11,13 +11,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from solver.improve import improve, realise
+from solver.improve import State, improve, realise
 from solver.instance import Column, Instance, Seconds
 from solver.phase_bounds import Floats
 from solver.pool import Bools, Pool
 from solver.prices import Draft, DraftPhase
 
 Progress = Callable[[str, int, int], None]  # what is being done, done so far, of how many
+
+_Item = tuple[float, str, tuple[int, ...]]  # seconds of the plans that need it, kind, where
 
 _AT_ONCE = 24  # priced between two looks at the relaxation
 
@@ -39,90 +41,90 @@ def narrow(pool: Pool, best: Draft, best_s: float, deadline_s: float, progress: 
     """Price until the instance is exact or the clock strikes."""
     num_cells = int(np.isfinite(pool.cost_s).sum())
     best, best_s = improve(pool, best, best_s)
-    tried: set[object] = set()
+    tried: set[State] = set()
+    num_priced = 0
     while True:
-        throughs = _Throughs.of(pool)
-        cover = throughs.cover
-        if cover not in tried:
-            tried.add(cover)
-            if found := realise(pool, cover, best_s):
+        outlook = _Outlook.of(pool, best_s)
+        if outlook.cover not in tried:
+            tried.add(outlook.cover)
+            if found := realise(pool, outlook.cover, best_s):
                 best, best_s = improve(pool, *found)
                 continue
-        open_cells = ~pool.settled & (throughs.cells < best_s)
-        open_arcs = throughs.open_arcs(pool, best_s)
-        left = int(open_cells.sum()) + len(open_arcs)
-        complete = left == 0
-        if complete or time.monotonic() > deadline_s:
+        items = outlook.open_items(pool, best_s)
+        if not items or time.monotonic() > deadline_s:
             break
-        progress("pricing", int(pool.settled.sum()), int(pool.settled.sum()) + left)
-        _price_some(pool, throughs, open_cells, open_arcs, best_s)
-    instance, phases = _instance(pool, throughs, best_s)
-    outside = [best_s, *throughs.cells[open_cells].tolist(), *(arc[0] for arc in open_arcs)]
+        progress("pricing", num_priced, num_priced + len(items))
+        for item in items[:_AT_ONCE]:
+            _price(pool, outlook, item)
+        num_priced += len(items[:_AT_ONCE])
+    instance, phases = _instance(pool, outlook, best_s)
     return Narrowed(
         instance=instance,
         phases=phases,
         best=best,
         best_s=best_s,
-        bound_s=min(outside),
+        bound_s=outlook.bound_s if items else best_s,
         num_cells=num_cells,
-        complete=complete,
+        complete=not items,
     )
 
 
 @dataclass(frozen=True, eq=False)
-class _Throughs:
-    """Bounds of plans through every cell and switch: the better of the relaxation without and with tolls."""
+class _Outlook:
+    """What the relaxation says, without and with tolls."""
 
-    cells: Floats
-    switches: Floats
-    leaves: Floats
-    returns: Floats
-    cover: tuple[tuple[int, int, int], ...]  # the phases of the relaxation's best plan
+    bound_s: float  # no plan is faster
+    worth_s: Floats  # [candidate, first, last] a column that costs so much or more is in no plan faster than the best
+    switches_s: Floats  # [source, target] no plan with this switch is faster
+    leaves_s: Floats  # [home, target]
+    returns_s: Floats  # [source, home]
+    cover: State  # the phases of the relaxation's best plan
 
     @classmethod
-    def of(cls, pool: Pool) -> "_Throughs":
+    def of(cls, pool: Pool, best_s: float) -> "_Outlook":
         plain = pool.relaxation()
-        tolled = plain.with_tolls(np.where(np.isfinite(plain.detour_s), plain.detour_s, 0.0))
+        tolls_s = np.where(np.isfinite(plain.detour_s), plain.detour_s, 0.0)
+        tolled = plain.with_tolls(tolls_s)
         home, dearest = np.unravel_index(int(tolled.plan_s.argmin()), tolled.plan_s.shape)
         cover = tolled.cheapest_cover(int(home), int(dearest))
         return cls(
-            cells=np.maximum(plain.through_s, tolled.through_s),
-            switches=np.maximum(plain.through_switch_s, tolled.through_switch_s),
-            leaves=np.maximum(plain.through_leave_s, tolled.through_leave_s),
-            returns=np.maximum(plain.through_return_s, tolled.through_return_s),
+            bound_s=max(plain.bound_s, tolled.bound_s),
+            worth_s=np.minimum(plain.worth_s(best_s), tolled.worth_s(best_s) + tolls_s[:, None, None]),
+            switches_s=np.maximum(plain.through_switch_s, tolled.through_switch_s),
+            leaves_s=np.maximum(plain.through_leave_s, tolled.through_leave_s),
+            returns_s=np.maximum(plain.through_return_s, tolled.through_return_s),
             cover=tuple((first, last, candidate) for candidate, first, last in cover),
         )
 
-    def open_arcs(self, pool: Pool, best_s: float) -> list[tuple[float, str, int, int]]:
-        """(bound, kind, source, target) of switches that are not priced and may be part of a faster plan."""
-        found = []
+    def open_items(self, pool: Pool, best_s: float) -> list[_Item]:
+        """Columns without a price that may be part of a faster plan, the most promising first; then switches.
+
+        Bounds of switches are nearly prices, so they can wait until prices of columns have raised the bounds of plans.
+        """
+        slack_s = np.where(pool.settled, -np.inf, self.worth_s - pool.cost_s)
+        found = [(best_s - float(slack_s[c, i, j]), "cell", (int(c), int(i), int(j))) for c, i, j in np.argwhere(slack_s > 0)]
+        if found:
+            return sorted(found)
         tables: tuple[tuple[str, Floats, Bools], ...] = (
-            ("switch", self.switches, pool.switch_priced),
-            ("leave", self.leaves, pool.leave_priced),
-            ("return", self.returns, pool.return_priced),
+            ("switch", self.switches_s, pool.switch_priced),
+            ("leave", self.leaves_s, pool.leave_priced),
+            ("return", self.returns_s, pool.return_priced),
         )
-        for kind, through, priced in tables:
-            for source, target in np.argwhere(~priced & (through < best_s)):
-                found.append((float(through[source, target]), kind, int(source), int(target)))
+        for kind, through_s, priced in tables:
+            for s, t in np.argwhere(~priced & (through_s < best_s)):
+                found.append((float(through_s[s, t]), kind, (int(s), int(t))))
         return sorted(found)
 
 
-def _price_some(
-    pool: Pool, throughs: _Throughs, open_cells: Bools, open_arcs: list[tuple[float, str, int, int]], best_s: float
-) -> None:
-    """The items through which the fastest plans may go."""
-    cells = [(float(throughs.cells[c, i, j]), "cell", int(c), int(i), int(j)) for c, i, j in np.argwhere(open_cells)]
-    items: list[tuple[float, str, *tuple[int, ...]]] = sorted([*cells, *open_arcs])[:_AT_ONCE]
-    price = {"switch": pool.price_switch, "leave": pool.price_leave, "return": pool.price_return}
-    for through_s, kind, *where in items:
-        if kind == "cell":
-            # What the cell may cost and still be part of a faster plan.
-            pool.settle(*where, pool.cost_s[tuple(where)] + best_s - through_s)
-        else:
-            price[kind](*where)
+def _price(pool: Pool, outlook: _Outlook, item: _Item) -> None:
+    _, kind, where = item
+    if kind == "cell":
+        pool.settle(*where, float(outlook.worth_s[where]), worthless_above=True)
+    else:
+        {"switch": pool.price_switch, "leave": pool.price_leave, "return": pool.price_return}[kind](*where)
 
 
-def _instance(pool: Pool, throughs: _Throughs, best_s: float) -> tuple[Instance, tuple[DraftPhase, ...]]:
+def _instance(pool: Pool, outlook: _Outlook, best_s: float) -> tuple[Instance, tuple[DraftPhase, ...]]:
     """The priced columns and switches of plans that are not slower than the best known one."""
     prices = pool.prices
     limit_s = best_s * (1 + 1e-9)
@@ -130,18 +132,18 @@ def _instance(pool: Pool, throughs: _Throughs, best_s: float) -> tuple[Instance,
     everyone = range(len(names))
     columns, phases = [], []
     for cell in sorted(pool.columns):
-        if throughs.cells[cell] <= limit_s:
-            for priced in pool.columns[cell]:
-                candidate, first, last = cell
+        for priced in pool.columns[cell]:
+            candidate, first, last = cell
+            if priced.seconds <= outlook.worth_s[cell] + best_s * 1e-9:
                 columns.append(Column(first=first, last=last, strategy=candidate, cost_s=priced.seconds))
                 phases.append(priced.phase)
 
     def usable(table: Floats, priced: Bools, through: Floats, i: int, j: int) -> Seconds:
         return float(table[i, j]) if priced[i, j] and through[i, j] <= limit_s and np.isfinite(table[i, j]) else None
 
-    switch_s = [[usable(pool.switch_s, pool.switch_priced, throughs.switches, s, t) for t in everyone] for s in everyone]
-    leave_s = [[usable(pool.leave_s, pool.leave_priced, throughs.leaves, h, s) for s in everyone] for h in everyone]
-    return_s = [[usable(pool.return_s, pool.return_priced, throughs.returns, s, h) for h in everyone] for s in everyone]
+    switch_s = [[usable(pool.switch_s, pool.switch_priced, outlook.switches_s, s, t) for t in everyone] for s in everyone]
+    leave_s = [[usable(pool.leave_s, pool.leave_priced, outlook.leaves_s, h, s) for s in everyone] for h in everyone]
+    return_s = [[usable(pool.return_s, pool.return_priced, outlook.returns_s, s, h) for h in everyone] for s in everyone]
     for home in everyone:
         for s in everyone:
             if leave_s[home][s] is not None and not prices.switch_fits(None, s, home):

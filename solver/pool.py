@@ -26,7 +26,7 @@ class Priced:
 class Pool:
     """Columns are *cells* (candidate, first bucket, last bucket); a cell may hold several, for homes that leave other room.
 
-    A cell is *settled* when its columns are priced, or known to cost more than any plan of interest can spend on it.
+    A cell is *settled* when its columns are priced, but for those that cost more than any plan of interest can spend on it.
     """
 
     def __init__(self, prices: Prices) -> None:
@@ -63,16 +63,21 @@ class Pool:
     def relaxation(self) -> Relaxation:
         return Relaxation(self.cost_s, self.switch_s, self.leave_s, self.return_s, self.optimizer_s)
 
-    def settle(self, candidate: int, first: int, last: int, limit_s: float = np.inf) -> tuple[Priced, ...]:
+    def settle(
+        self, candidate: int, first: int, last: int, limit_s: float = np.inf, *, worthless_above: bool = False
+    ) -> tuple[Priced, ...]:
         """Price the columns of a cell, as far as they cost no more than the limit; cheapest first.
 
         Smaller max_tokens fit beside more homes, so a column that is neither cheaper nor smaller than another is left out.
+
+        Args:
+            worthless_above: no plan of interest can spend more than the limit on this cell.
         """
         cell = candidate, first, last
         if self.settled[cell]:
             return self.columns.get(cell, ())
         found: list[Priced] = []
-        least_s = np.inf
+        least_s, all_priced = np.inf, True
         phases = [DraftPhase(first, last, candidate, m) for m in self.prices.options(last, candidate)]
         for phase in sorted(phases, key=lambda p: (self._bound_s(p), p.max_tokens)):
             better_s = min((p.seconds for p in found if p.phase.max_tokens <= phase.max_tokens), default=np.inf)
@@ -81,7 +86,9 @@ class Pool:
             if seconds < better_s and seconds <= limit_s:
                 found = [p for p in found if p.phase.max_tokens < phase.max_tokens or p.seconds < seconds]
                 found.append(Priced(seconds, phase))
-        self.settled[cell] = True
+            elif seconds < better_s:
+                all_priced = False
+        self.settled[cell] = all_priced or worthless_above
         self.cost_s[cell] = max(self.cost_s[cell], least_s)
         self.columns[cell] = tuple(sorted(found))
         return self.columns[cell]

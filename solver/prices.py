@@ -55,6 +55,7 @@ class Prices:
         self._sequences = [sorted(mini_batch) for mini_batch in problem.workload.mini_batches]
         self._sums = IntervalSums.of(self._sequences, self.buckets)
         self._exact: dict[DraftPhase, float] = {}
+        self._packed: dict[DraftPhase, list[float]] = {}
         self._bounds: dict[tuple[int, int], Floats] = {}  # (candidate, max_tokens)
         self._options: dict[tuple[int, int], tuple[int, ...]] = {}  # (last, candidate)
         self._switch_s = cache(self._price_switch)
@@ -99,13 +100,13 @@ class Prices:
         if phase in self._exact:
             return self._exact[phase]
         left = self.option_bounds_s(phase.candidate, phase.max_tokens)[:, phase.first, phase.last]
-        count = len(left)
-        total = 0.0
-        for m, ascending in enumerate(self._sequences):
-            if (total + left[m:].sum()) / count > limit_s:
-                return float(total + left[m:].sum()) / count
-            total += self._packed_s(phase, ascending)
-        self._exact[phase] = total / count
+        packed = self._packed.setdefault(phase, [])  # seconds of the mini_batches that were packed so far
+        while len(packed) < len(left):
+            least_s = (sum(packed) + float(left[len(packed) :].sum())) / len(left)
+            if least_s > limit_s:
+                return least_s
+            packed.append(self._packed_s(phase, self._sequences[len(packed)]))
+        self._exact[phase] = sum(packed) / len(packed)
         return self._exact[phase]
 
     def _packed_s(self, phase: DraftPhase, ascending: list[int]) -> float:

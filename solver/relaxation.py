@@ -7,10 +7,10 @@ cycle through home and all its strategies, hence cost at least the shortest clos
 
 and, if s is another of its strategies, at least the shortest closed walk through both, d[h, q, s] >= d[h, q]. Let q be the
 plan's strategy of largest d[h, .]; then the plan only uses strategies *allowed* by (h, q), those of no larger d. Its phases
-cost at least the cheapest cover of the buckets by allowed columns: a shortest path over the buckets. With F and G the shortest
-paths to a bucket and from it on, every plan with the column (s, i..j) takes at least
+cost at least the cheapest cover of the buckets by allowed columns, one of them q's: a shortest path over the buckets. With F
+and G the shortest paths to a bucket and from it on, every plan with the column (s, i..j) takes at least
 
-    through[s, i, j] = min over (h, q) that allow s of (F[h, q, i] + cost[s, i, j] + G[h, q, j + 1] + d[h, q, s])
+    min over (h, q) that allow s of (F[h, q, i] + cost[s, i, j] + G[h, q, j + 1] + d[h, q, s])
 
 seconds. What lies above a known plan's seconds cannot improve on it. The relaxation forgets that a strategy has one phase at
 most, that the walk visits all strategies and no others, and memory conflicts.
@@ -118,14 +118,12 @@ class Relaxation:
         """No plan is faster."""
         return float(self.plan_s.min())
 
-    @cached_property
-    def through_s(self) -> Floats:
-        """[s, first, last] no plan with this column is faster."""
+    def worth_s(self, best_s: float) -> Floats:
+        """[s, first, last] a column that costs so much or more is in no plan that is faster than `best_s`."""
         found = np.empty_like(self.cost_s)
-        walks = np.where(self.allowed, self.around_both_s, np.inf)
-        for s, cost in enumerate(self.cost_s):
-            cover = np.maximum(self._rest_s + cost, self.cover_s[..., None, None])
-            found[s] = (cover + walks[:, :, s, None, None]).min(axis=(0, 1))
+        walks = np.where(self.allowed & (self.cover_s[..., None] + self.around_both_s < best_s), self.around_both_s, np.inf)
+        for s in range(len(found)):
+            found[s] = best_s - (self._rest_s + walks[:, :, s, None, None]).min(axis=(0, 1))
         return found
 
     @cached_property

@@ -1,6 +1,7 @@
 """The promise of the compute half: any strategy gives the loss and the gradients of one device."""
 
 from collections.abc import Sequence
+from functools import cache
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ STRATEGIES = ("dp4", "tp4", "pp4", "dp2tp2", "dp2pp2", "tp2pp2")
 MINI_BATCHES = {
     "unequal documents": LENGTHS,
     "one document, most replicas idle": (6,),
-    "two micro-batches, fewer than stages": (30, 29),
+    "two micro_batches, fewer than stages": (30, 29),
     "no targets at all": (1, 1),
 }
 
@@ -31,7 +32,7 @@ Result = tuple[float, dict[str, Tensor]]
 
 
 def deal(strategy: Strategy, rank: int, documents: Sequence[Document]) -> list[MicroBatch]:
-    """The micro-batches of a rank's replica; ranks between the first and the last stage get no tokens."""
+    """The micro_batches of a rank's replica; ranks between the first and the last stage get no tokens."""
     (kind,) = strategy.kinds
     place = strategy.places[rank]
     packed = pack([len(document) for document in documents], [kind.count], [RULE])[place.replica]
@@ -70,17 +71,22 @@ def on_four_ranks() -> dict[tuple[str, str], list[Result]]:
     return {key: list(results) for key, *results in zip(keys, *by_rank, strict=True)}
 
 
+@cache
+def on_one_device(story: str) -> Result:
+    """What all strategies must agree with."""
+    return reference_loss_and_gradients(MODEL, make_weights(), make_documents(MINI_BATCHES[story]))
+
+
 @pytest.mark.parametrize("story", MINI_BATCHES)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_strategy_gives_the_loss_and_the_gradients_of_one_device(
     on_four_ranks: dict[tuple[str, str], list[Result]], strategy: str, story: str
 ) -> None:
     """Else training under a plan is not the training that the user asked for."""
-    whole = make_weights()
-    expected_loss, expected = reference_loss_and_gradients(MODEL, whole, make_documents(MINI_BATCHES[story]))
+    expected_loss, expected = on_one_device(story)
     losses, partials = zip(*on_four_ranks[strategy, story], strict=True)
     assert sum(losses) == pytest.approx(expected_loss, abs=1e-10)
-    sums = sum_of_partials(layout(MODEL, Strategy.parse(strategy)), partials, whole)
+    sums = sum_of_partials(layout(MODEL, Strategy.parse(strategy)), partials, expected)
     for name, gradient in expected.items():
         error = (sums[name] - gradient).abs().max()
         assert error < 1e-10, f"{name}: error {error:.2e}"
@@ -100,7 +106,7 @@ def test_a_replica_without_sequences_has_no_gradient_and_no_loss(
 
 def test_the_reference_itself_is_not_trivial() -> None:
     """A reference whose gradients vanish would agree with anything."""
-    loss, gradients = reference_loss_and_gradients(MODEL, make_weights(), make_documents(LENGTHS))
+    loss, gradients = on_one_device("unequal documents")
     assert 2 < loss < 20
     assert all(gradient.abs().max() > 1e-4 for gradient in gradients.values())
 
