@@ -70,7 +70,7 @@ def _options(arguments: argparse.Namespace) -> RunOptions:
         out=arguments.out,
         seed=arguments.seed,
         tokenizer=arguments.tokenizer,
-        field=arguments.field,
+        text_field=arguments.field,
         optimizer=OptimizerOptions(
             lr=arguments.lr,
             warmup_steps=arguments.warmup_steps,

@@ -42,6 +42,9 @@ class MiniBatch:
 class MiniBatches:
     """The mini_batches of a run."""
 
+    counts: DataCounts
+    """What became of long documents."""
+
     def __init__(self, corpus: Corpus, report: DataReport, seed: int) -> None:
         """Apply the plan's rule for long documents.
 
@@ -56,9 +59,6 @@ class MiniBatches:
         if report.overlong == "skip":
             self._pool = np.flatnonzero(corpus.lengths <= report.max_len)
         self._order = lru_cache(maxsize=2)(self._permutation)
-
-    counts: DataCounts
-    """What became of long documents."""
 
     def step(self, step: int) -> MiniBatch:
         """The mini_batch of a step, counted from 1."""

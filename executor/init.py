@@ -57,15 +57,14 @@ def _indices(box: Box, cols: int) -> Hashes:
 
 def _normal(key: int, index: Hashes) -> Floats:
     first, second = _splitmix64(key, 2 * index), _splitmix64(key, 2 * index + 1)
-    radius: Floats = np.sqrt(-2.0 * np.log(1.0 - _unit(first)))  # 1 - u is in (0, 1]
-    angle: Floats = 2.0 * np.pi * _unit(second)
-    np.cos(angle, out=angle)
-    return np.multiply(radius, angle, out=radius)
+    radius = np.sqrt(-2.0 * np.log(1.0 - _unit(first)))  # 1 - u is in (0, 1]
+    normal: Floats = radius * np.cos(2.0 * np.pi * _unit(second))
+    return normal
 
 
 def _unit(hashes: Hashes) -> Floats:
     """The upper 53 bits as a number in [0, 1)."""
-    return (hashes >> np.uint64(11)) * 2.0**-53
+    return (hashes >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def _splitmix64(key: int, counter: Hashes) -> Hashes:

@@ -41,7 +41,8 @@ def run_local(
 
     Args:
         fn: a top-level function; what it tells on any rank comes to `on_message`.
-        silence_s: limit of every wait of a rank for another, and of the caller for any word from any rank.
+        silence_s: limit of every wait of a rank for another. The caller waits longer for a word from any of them, so
+            that a rank which waits in vain can still say for whom.
     Returns:
         What the ranks return, in rank order.
     Raises:
@@ -61,7 +62,7 @@ def run_local(
                     process = _CONTEXT.Process(target=_rank_main, args=arguments, daemon=True)
                     process.start()
                 ranks.append(process)
-            results = _collect(ranks, pipes, silence_s, on_message)
+            results = _collect(ranks, pipes, 2 * silence_s + 10, on_message)
             _end(ranks, pipes, patience_s=10.0)  # they are leaving their group
             return results
         finally:
@@ -86,13 +87,13 @@ def _rank_main(
 
 
 def _collect(
-    ranks: Sequence[BaseProcess], pipes: Sequence[Connection], silence_s: float, on_message: Callable[[Any], None]
+    ranks: Sequence[BaseProcess], pipes: Sequence[Connection], patience_s: float, on_message: Callable[[Any], None]
 ) -> list[Any]:
     results: dict[int, Any] = {}
     while late := [rank for rank in range(len(ranks)) if rank not in results]:
-        ready = wait([pipes[rank] for rank in late], timeout=silence_s)
+        ready = wait([pipes[rank] for rank in late], timeout=patience_s)
         if not ready:
-            raise RankError(f"no word from ranks {late} in {silence_s:.0f} s")
+            raise RankError(f"no word from ranks {late} in {patience_s:.0f} s")
         for rank in late:
             if pipes[rank] not in ready:
                 continue

@@ -62,14 +62,26 @@ class Engine:
     """Trains under a plan, on one of its ranks. All methods are collective."""
 
     def __init__(
-        self, plan: Plan, *, seed: int, options: OptimizerOptions, device: torch.device, timeout_s: float
+        self,
+        plan: Plan,
+        *,
+        seed: int,
+        options: OptimizerOptions,
+        device: torch.device,
+        timeout_s: float,
+        groups: Groups | None = None,
     ) -> None:
-        """Make groups, agree on the switches, make the initial weights of this rank's home."""
+        """Agree on the switches and make the initial weights of this rank's home.
+
+        Args:
+            timeout_s: limit of every wait inside new groups.
+            groups: those of other engines of this process, if they know all strategies of the plan.
+        """
         self._plan = plan
         self._rank = dist.get_rank()
         self._device = device
         strategies = [layout.strategy for layout in plan.layouts]
-        groups = Groups(strategies, timeout_s=timeout_s)
+        groups = groups or Groups(strategies, timeout_s=timeout_s)
         self._pipelines = tuple(
             Pipeline.at(layout, self._rank, groups.tensor_parallel(layout.strategy), phase=str(layout.strategy))
             for layout in plan.layouts

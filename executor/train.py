@@ -8,7 +8,7 @@ import logging
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
@@ -46,9 +46,9 @@ class RunOptions:
     """Of initial weights and order of documents, at least 0."""
     tokenizer: str = "bytes"
     """`bytes`, or the path of a tokenizer.json."""
-    field: str = "text"
+    text_field: str = "text"
     """Field of a jsonl line that holds the text."""
-    optimizer: OptimizerOptions = OptimizerOptions()
+    optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
     timeout_s: float = 600.0
     """Limit of every wait for another rank; more than a rank computes between two messages."""
 
@@ -100,7 +100,7 @@ def _read(options: RunOptions, rank: int, world_size: int) -> _Inputs:
         )
     if rank == 0 and (options.out / METRICS).exists():
         raise InputError(f"--out {options.out}: {METRICS} of another run is there; choose another folder or remove it")
-    corpus = open_corpus(options.data, options.tokenizer, options.field)
+    corpus = open_corpus(options.data, options.tokenizer, options.text_field)
     if corpus.vocab_size > plan.model.vocab_size:
         raise InputError(
             f"--data: token ids up to {corpus.vocab_size - 1}, but model {plan.model.name} of the plan has "
@@ -112,7 +112,13 @@ def _read(options: RunOptions, rank: int, world_size: int) -> _Inputs:
         "corpus": corpus.digest,
         "set of options": hashlib.sha256(told.encode()).hexdigest(),
     }
-    return _Inputs(plan, MiniBatches(corpus, plan.data, options.seed), digests)
+    inputs = _Inputs(plan, MiniBatches(corpus, plan.data, options.seed), digests)
+    if rank == 0:
+        try:
+            options.out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"--out {options.out}: {error.strerror or error}") from None
+    return inputs
 
 
 def _device() -> tuple[torch.device, str]:
@@ -131,7 +137,6 @@ def _run(options: RunOptions, inputs: _Inputs, rank: int, device: torch.device) 
         metrics = None
         if rank == 0:
             _introduce(plan, mini_batches)
-            options.out.mkdir(parents=True, exist_ok=True)
             metrics = stack.enter_context((options.out / METRICS).open("x", encoding="utf-8"))
         for step in range(1, options.steps + 1):
             record = engine.step(step, mini_batches.step(step), mini_batches.tokens)

@@ -216,6 +216,7 @@ def _problem(
 ) -> "Problem":  # fmt: skip
     from costmodel.profile import load_profile
     from plans.lengths import load_lengths
+    from plans.model import Precision
     from plans.presets import load_cluster, load_model
     from solver.planner import Problem
 
@@ -223,7 +224,7 @@ def _problem(
         model=load_model(model),
         cluster=load_cluster(cluster),
         profile=load_profile(profile),
-        precision=_choice("--precision", precision, ("bf16", "fp32", "fp64")),
+        precision=Precision(_choice("--precision", precision, tuple(Precision))),
         lengths=load_lengths(lengths),
         sequences=sequences,
         max_len=max_len,

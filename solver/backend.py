@@ -1,8 +1,9 @@
 """Solving an instance in a process of its own, under a wall-clock limit, without believing the answer.
 
 The parent writes instances to a child (`python -m solver.backend`), waits no longer than the limit, and ends it. So a
-crash in a native library, a time limit that a solver ignores, or two libraries that clash in one process cost an answer
-and never the plan. What the child returns is decoded, judged and priced here; a backend that fails is followed by the next.
+crash in a native library, a time limit that a solver ignores, or two libraries that clash in one process cost an
+answer and never the plan. What the child returns is decoded, judged and priced here; a backend that fails is followed
+by the next.
 
 Only the modules solver.backend* import ortools, pulp or highspy, and only the child does.
 """
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Literal
 
 from solver.instance import Choice, Column, Instance, objective_s, violations
-from solver.values import Ended, RawAnswer, Values, decode
+from solver.values import Ended, RawAnswer, decode
 
 Backend = Literal["cpsat", "highs", "cbc"]
 BACKENDS: tuple[Backend, ...] = ("cpsat", "highs", "cbc")  # in the order in which they replace each other
@@ -93,8 +94,13 @@ def judge(instance: Instance, raw: RawAnswer, name: Backend, incumbent: Choice |
     return Answer(choice=choice, bound_s=bound_s, backend=name, stopped=raw.ended is Ended.limit)
 
 
-def probe(backend: Backend, time_limit_s: float = 20.0) -> str | None:
-    """Why a backend cannot be used on this machine, found by solving a problem with one column; None if it can."""
+def probe(backend: str, time_limit_s: float = 30.0) -> str:
+    """Whether a backend works on this machine, found by solving a problem with one column; says so in a few words.
+
+    Raises:
+        RuntimeError: it does not; the message is the reason.
+    """
+    (name,) = (known for known in BACKENDS if known == backend)
     tiny = Instance(
         num_buckets=1,
         strategies=("dp1",),
@@ -105,11 +111,14 @@ def probe(backend: Backend, time_limit_s: float = 20.0) -> str | None:
         return_s=((0.25,),),
         optimizer_s=(0.5,),
     )
+    started_s = time.monotonic()
     try:
-        answer = judge(tiny, run_child([tiny], backend, time_limit_s, seed=0)[0], backend)
+        answer = judge(tiny, run_child([tiny], name, time_limit_s, seed=0)[0], name)
     except ValueError as wrong:
-        return str(wrong)
-    return None if answer.choice == Choice(0, (0,)) else f"no answer within {time_limit_s:g} s"
+        raise RuntimeError(str(wrong)) from None
+    if answer.choice != Choice(0, (0,)):
+        raise RuntimeError(f"no answer within {time_limit_s:g} s")
+    return f"solved a problem in {time.monotonic() - started_s:.1f} s"
 
 
 def run_child(instances: Sequence[Instance], backend: Backend, time_limit_s: float, seed: int) -> list[RawAnswer]:
@@ -122,8 +131,13 @@ def run_child(instances: Sequence[Instance], backend: Backend, time_limit_s: flo
     }
     # A session of its own: CBC is a program that the child starts, and ends with the child's process group.
     child = subprocess.Popen(
-        child_command(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env=_child_environment(), start_new_session=True,
+        child_command(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=_child_environment(),
+        start_new_session=True,
     )
     with child:
         try:
@@ -135,7 +149,7 @@ def run_child(instances: Sequence[Instance], backend: Backend, time_limit_s: flo
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(child.pid, signal.SIGKILL)
     try:
-        answers = [_read(fields) for fields in json.loads(out.splitlines()[-1])]
+        answers = [RawAnswer.from_fields(fields) for fields in json.loads(out.splitlines()[-1])]
         if len(answers) == len(instances):
             return answers
         reason = f"{len(answers)} answers to {len(instances)} problems"
@@ -154,34 +168,6 @@ def _child_environment() -> dict[str, str]:
     root = str(Path(__file__).resolve().parent.parent)
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-
-
-def _read(fields: dict[str, object]) -> RawAnswer:
-    ended = Ended(str(fields["ended"]))
-    bound_s = fields["bound_s"]
-    if bound_s is not None and not isinstance(bound_s, float):
-        raise TypeError(bound_s)
-    values = fields["values"]
-    note = fields["note"]
-    return RawAnswer(
-        ended=ended,
-        values=_read_values(values) if isinstance(values, dict) else None,
-        bound_s=bound_s,
-        note=None if note is None else str(note),
-    )
-
-
-def _read_values(fields: dict[str, list[object]]) -> Values:
-    def whole(value: object) -> int:
-        if type(value) is not int:
-            raise TypeError(value)
-        return value
-
-    return Values(
-        columns=tuple(map(whole, fields["columns"])),
-        homes=tuple(map(whole, fields["homes"])),
-        arcs=tuple((whole(s), whole(t), None if h is None else whole(h)) for s, t, h in fields["arcs"]),  # type: ignore[attr-defined]
-    )
 
 
 def _main() -> None:

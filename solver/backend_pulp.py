@@ -1,7 +1,8 @@
 """The flow form solved through PuLP by HiGHS or CBC. Runs in a child process of `solver.backend` only.
 
-PuLP calls a solve that the clock stopped "Optimal"; only `sol_status` tells the difference, and without an incumbent the
-variables hold fractional values. Hence every value is rounded with a check, and the parent judges the choice anew.
+PuLP calls a solve that the clock stopped "Optimal"; only `sol_status` tells the difference, and without an incumbent
+the variables hold fractional values. Hence every value is rounded with a check, and the parent judges the choice
+anew.
 """
 
 from typing import Any
@@ -79,7 +80,7 @@ def _values(variables: Variables) -> Values | None:
 
 def _rounded(variable: Any) -> int | None:
     """0 or 1; None if the value is neither within the tolerance."""
-    value = variable.varValue
+    value: float | None = variable.varValue
     if value is None or abs(value - round(value)) > ROUNDING:
         return None
     return round(value)

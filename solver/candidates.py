@@ -1,7 +1,7 @@
 """The strategies that a plan may be made of, and why the others may not.
 
-Candidates are all divisions of the cluster's ranks into equal replicas of tp x pp ranks (cp 1 in this release), powers of
-two or not, that the model, the profile and the memory allow.
+Candidates are all divisions of the cluster's ranks into equal replicas of tp x pp ranks (cp 1 in this release),
+powers of two or not, that the model, the profile and the memory allow.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,6 +11,7 @@ from costmodel.memory import max_micro_batch_tokens
 from costmodel.price import Pricer
 from plans.errors import InputError
 from plans.layout import Layout, home_layout, layout
+from plans.memory import phase_memory
 from plans.strategy import Strategy, balanced_layers, refusal
 
 
@@ -42,6 +43,9 @@ class Refused:
     strategy: str
     reason: str
 
+    def __str__(self) -> str:
+        return f"{self.strategy}: {self.reason}"
+
 
 def find_candidates(pricer: Pricer, shortest_row: int) -> tuple[tuple[Candidate, ...], tuple[Refused, ...]]:
     """All candidates, by tp and pp, and all refused strategies.
@@ -49,15 +53,8 @@ def find_candidates(pricer: Pricer, shortest_row: int) -> tuple[tuple[Candidate,
     Args:
         shortest_row: tokens that a micro_batch must be able to hold for a strategy to be of any use.
     """
-    model, cluster = pricer.model, pricer.cluster
-    refused = []
-    able = []
-    for strategy in equal_strategies(cluster.num_ranks):
-        reason = refusal(model, strategy, cluster.num_ranks) or _unpriced(pricer, strategy)
-        if reason:
-            refused.append(Refused(str(strategy), reason))
-        else:
-            able.append(strategy)
+    model = pricer.model
+    able, refused = _legal(pricer)
     homes = [home_layout(model, strategy) for strategy in able]
     candidates = []
     for strategy, home in zip(able, homes, strict=True):
@@ -74,6 +71,36 @@ def find_candidates(pricer: Pricer, shortest_row: int) -> tuple[tuple[Candidate,
         for phase, home, limits in candidates
     ]
     return tuple(found), tuple(refused)
+
+
+def _legal(pricer: Pricer) -> tuple[list[Strategy], list[Refused]]:
+    """Strategies that the model and the profile allow, and the others."""
+    able, refused = [], []
+    for strategy in equal_strategies(pricer.cluster.num_ranks):
+        reason = refusal(pricer.model, strategy, pricer.cluster.num_ranks) or _unpriced(pricer, strategy)
+        if reason:
+            refused.append(Refused(str(strategy), reason))
+        else:
+            able.append(strategy)
+    return able, refused
+
+
+def why_it_does_not_fit(pricer: Pricer, tokens: int) -> str:
+    """What is missing for sequences of so many tokens: the strategy that lacks least, and the longest that fits."""
+    able, refused = _legal(pricer)
+    if not able:
+        return f"no strategy can be used; for example {refused[0]}"
+    missing, longest = [], []
+    for strategy in able:
+        phase, home = layout(pricer.model, strategy), home_layout(pricer.model, strategy)
+        ranks = phase_memory(phase, home, (tokens,), pricer.memory_rule, pricer.precision)
+        missing.append((max(rank.total for rank in ranks) - pricer.cluster.memory_bytes, str(strategy)))
+        longest.append((_limits(pricer, phase, [home])[0], str(strategy)))
+    lacks, best = min(missing)
+    fits, under = max(longest)
+    there = f"the longest that fits is --max-len {fits} under {under}" if fits else "no sequence fits at all"
+    need = f"sequences of {tokens} tokens need {lacks / 2**30:.2f} GiB more per rank under {best}, which lacks least"
+    return f"{need}; {there}"
 
 
 def equal_strategies(num_ranks: int) -> Iterator[Strategy]:

@@ -5,17 +5,17 @@ Data:       c_k seconds of column k = (buckets first..last, strategy); w_st seco
 Variables:  y_k binary, column k is run; z_st binary, t follows s; a_hs binary, s runs first, from home h;
             b_sh binary, s runs last, to home h; x_h binary, home is h
 Model:      min  sum_k c_k y_k + sum_st w_st z_st + sum_hs p_hs a_hs + sum_sh q_sh b_sh + sum_h o_h x_h
-            s.t. sum_{k covers i} y_k = 1                                  for every bucket i              (1) cover
-                 u_s := sum_{k of s} y_k <= 1                              for every strategy s            (2) use
-                 sum_h x_h = 1;  sum_s a_hs = sum_s b_sh = x_h             for every home h                (3) home
-                 sum_t z_st + sum_h b_sh = u_s = sum_t z_ts + sum_h a_hs   for every strategy s            (4) degree
-                 the chosen arcs are one cycle through home and every used strategy                        (5) cycle
-                 sum_{k of s that does not fit with h} y_k + x_h <= 1      for every strategy s, home h    (6) column fits
-                 z_st + x_h <= 1      for every switch s -> t that does not fit with home h                (7) switch fits
+            s.t. sum_{k covers i} y_k = 1                                  for every bucket i           (1) cover
+                 u_s := sum_{k of s} y_k <= 1                              for every strategy s         (2) use
+                 sum_h x_h = 1;  sum_s a_hs = sum_s b_sh = x_h             for every home h             (3) home
+                 sum_t z_st + sum_h b_sh = u_s = sum_t z_ts + sum_h a_hs   for every strategy s         (4) degree
+                 the chosen arcs are one cycle through home and every used strategy                     (5) cycle
+                 sum_{k of s that does not fit with h} y_k + x_h <= 1      for every strategy s, home h (6) column fits
+                 z_st + x_h <= 1      for every switch s -> t that does not fit with home h             (7) switch fits
 
-The circuit form states (3), (4) and (5) as one circuit constraint over literals, with times as integers. The flow form is
-linear: (1) is a unit of flow along the length axis, (5) a single commodity that leaves home with as many units as
-strategies are used and leaves one unit in each.
+The circuit form states (3), (4) and (5) as one circuit constraint over literals, with times as integers. The flow
+form is linear: (1) is a unit of flow along the length axis, (5) a single commodity that leaves home with as many units
+as strategies are used and leaves one unit in each.
 
 The functions build models of a library that they do not import: the backend hands in the model.
 """
@@ -44,7 +44,10 @@ class Scale:
     @classmethod
     def of(cls, instance: Instance, units: float) -> Self:
         """The largest number of the instance becomes so many units."""
-        numbers = [column.cost_s for column in instance.columns] + [*arc_seconds(instance).values(), *instance.optimizer_s]
+        numbers = [column.cost_s for column in instance.columns] + [
+            *arc_seconds(instance).values(),
+            *instance.optimizer_s,
+        ]
         return cls((max(numbers, default=0.0) or 1.0) / units)
 
     def floor(self, seconds: float) -> int:
@@ -110,7 +113,7 @@ def add_cover(model: Any, instance: Instance, v: Variables) -> None:
 
 
 def add_use(model: Any, instance: Instance, v: Variables) -> list[Any]:
-    """(2) A strategy is used, once, or it has none of its columns chosen. Returns the literal "used" of every strategy."""
+    """(2) A strategy is used, once, or none of its columns is chosen. Returns the literal "used" of every strategy."""
     used = [model.new_bool_var(f"u{s}") for s in range(len(instance.strategies))]
     for s, ys in enumerate(_by_strategy(instance, v)):
         model.add_exactly_one([*ys, ~used[s]])
@@ -147,7 +150,9 @@ def add_switch_fits(model: Any, instance: Instance, v: Variables) -> None:
 # The flow form: `add` takes a linear (in)equality, `variable` makes one (name, upper bound, whether it is integer).
 
 
-def build_flow(add: Callable[[Any], None], variable: Callable[[str, float, bool], Any], instance: Instance) -> Variables:
+def build_flow(
+    add: Callable[[Any], None], variable: Callable[[str, float, bool], Any], instance: Instance
+) -> Variables:
     """The flow form, without its objective."""
     v = Variables(
         columns=tuple(variable(f"y_{k}", 1, True) for k in range(len(instance.columns))),

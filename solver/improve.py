@@ -1,8 +1,9 @@
 """Local search: makes a good plan better before anything is proven, so that the proof has less to look at.
 
-Moves: give an edge bucket of a phase to its neighbour; give the first or last buckets of a phase, or a whole phase, to another
-strategy; merge two neighbours. Order and home are tried out for every set of strategies. Moves are weighed with whatever the
-pool knows, mostly lower bounds; only those that look better are priced, and only those that are better are made.
+Moves: give an edge bucket of a phase to its neighbour; give the first or last buckets of a phase, or a whole phase,
+to another strategy; merge two neighbours. Order and home are tried out for every set of strategies. Moves are weighed
+with whatever the pool knows, mostly lower bounds; only those that look better are priced, and only those that are
+better are made.
 """
 
 from collections.abc import Iterator

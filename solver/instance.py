@@ -9,8 +9,8 @@ with nothing but this file: no solver library, no cost model.
     runner-up     home, column 2, home:             0.1 + 6 + 0.1           = 6.2 s
 """
 
+import itertools
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
@@ -51,6 +51,13 @@ class Instance:
             assert column.cost_s >= 0
         assert len(self.switch_s) == len(self.return_s) == len(self.strategies)
         assert len(self.leave_s) == len(self.optimizer_s) == len(self.homes)
+
+    @property
+    def num_switches(self) -> int:
+        """Switches that can be done, to and from homes included."""
+        return sum(
+            w is not None for table in (self.switch_s, self.leave_s, self.return_s) for row in table for w in row
+        )
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), separators=(",", ":"))
@@ -107,7 +114,7 @@ def objective_s(instance: Instance, choice: Choice) -> float:
 def _arcs(instance: Instance, choice: Choice) -> list[tuple[int | None, int | None, Seconds]]:
     """(source, target, seconds) of every switch of the step; None stands for home."""
     order = [instance.columns[k].strategy for k in choice.columns]
-    inner = [(s, t, instance.switch_s[s][t]) for s, t in zip(order, order[1:], strict=False)]
+    inner = [(s, t, instance.switch_s[s][t]) for s, t in itertools.pairwise(order)]
     leave = instance.leave_s[choice.home][order[0]]
     back = instance.return_s[order[-1]][choice.home]
     return [(None, order[0], leave), *inner, (order[-1], None, back)]
@@ -115,16 +122,3 @@ def _arcs(instance: Instance, choice: Choice) -> list[tuple[int | None, int | No
 
 def _as_tuples(value: Any) -> Any:
     return tuple(_as_tuples(item) for item in value) if isinstance(value, list) else value
-
-
-def text_key(instance: Instance, choice: Choice) -> tuple[int, tuple[tuple[int, str], ...], str]:
-    """Among equally fast choices the smallest key wins: fewer phases, then the strategies' text."""
-    columns = [instance.columns[k] for k in choice.columns]
-    return len(columns), tuple((c.first, instance.strategies[c.strategy]) for c in columns), instance.homes[choice.home]
-
-
-def best_choice(instance: Instance, choices: Sequence[Choice]) -> Choice:
-    """The fastest of several sound choices; times closer than one part in 1e9 are equal."""
-    fastest = min(objective_s(instance, choice) for choice in choices)
-    equal = [choice for choice in choices if objective_s(instance, choice) <= fastest * (1 + 1e-9)]
-    return min(equal, key=lambda choice: text_key(instance, choice))

@@ -1,25 +1,27 @@
 """Prices only what can be part of a plan that is faster than the best known one, and makes the instance of it.
 
-Best first: of all columns and switches that are not priced yet, those through which the relaxation sees the fastest plans are
-priced, which moves its bound up; until nothing unpriced is left below the best known plan. What is left out can then only
-be part of plans that are not faster, so the optimum of the instance, or the best known plan, is the problem's optimum.
+Best first: of all columns and switches that are not priced yet, those through which the relaxation sees the fastest
+plans are priced, which moves its bound up; until nothing unpriced is left below the best known plan. What is left out
+can then only be part of plans that are not faster, so the optimum of the instance, or the best known plan, is the
+problem's optimum.
 """
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
 from solver.improve import State, improve, realise
-from solver.instance import Column, Instance, Seconds
+from solver.instance import Choice, Column, Instance, Seconds, violations
 from solver.phase_bounds import Floats
 from solver.pool import Bools, Pool
 from solver.prices import Draft, DraftPhase
 
 Progress = Callable[[str, int, int], None]  # what is being done, done so far, of how many
 
-_Item = tuple[float, str, tuple[int, ...]]  # seconds of the plans that need it, kind, where
+_Item = tuple[float, str, int, int, int]  # seconds of the fastest plans that may need it, kind, indices (0 if unused)
 
 _AT_ONCE = 24  # priced between two looks at the relaxation
 
@@ -30,6 +32,7 @@ class Narrowed:
 
     instance: Instance
     phases: tuple[DraftPhase, ...]  # of every column of the instance
+    incumbent: Choice  # the best known plan, as a choice in the instance
     best: Draft  # the best known plan
     best_s: float
     bound_s: float  # of plans that are not in the instance; those in it have their own
@@ -41,6 +44,7 @@ def narrow(pool: Pool, best: Draft, best_s: float, deadline_s: float, progress: 
     """Price until the instance is exact or the clock strikes."""
     num_cells = int(np.isfinite(pool.cost_s).sum())
     best, best_s = improve(pool, best, best_s)
+    pool.price_switches_of(best)
     tried: set[State] = set()
     num_priced = 0
     while True:
@@ -57,10 +61,13 @@ def narrow(pool: Pool, best: Draft, best_s: float, deadline_s: float, progress: 
         for item in items[:_AT_ONCE]:
             _price(pool, outlook, item)
         num_priced += len(items[:_AT_ONCE])
-    instance, phases = _instance(pool, outlook, best_s)
+    instance, phases = _instance(pool, outlook, best, best_s)
+    incumbent = Choice(best.home, tuple(phases.index(phase) for phase in best.phases))
+    assert not violations(instance, incumbent)
     return Narrowed(
         instance=instance,
         phases=phases,
+        incumbent=incumbent,
         best=best,
         best_s=best_s,
         bound_s=outlook.bound_s if items else best_s,
@@ -102,7 +109,9 @@ class _Outlook:
         Bounds of switches are nearly prices, so they can wait until prices of columns have raised the bounds of plans.
         """
         slack_s = np.where(pool.settled, -np.inf, self.worth_s - pool.cost_s)
-        found = [(best_s - float(slack_s[c, i, j]), "cell", (int(c), int(i), int(j))) for c, i, j in np.argwhere(slack_s > 0)]
+        found: list[_Item] = [
+            (best_s - float(slack_s[c, i, j]), "cell", int(c), int(i), int(j)) for c, i, j in np.argwhere(slack_s > 0)
+        ]
         if found:
             return sorted(found)
         tables: tuple[tuple[str, Floats, Bools], ...] = (
@@ -112,62 +121,71 @@ class _Outlook:
         )
         for kind, through_s, priced in tables:
             for s, t in np.argwhere(~priced & (through_s < best_s)):
-                found.append((float(through_s[s, t]), kind, (int(s), int(t))))
+                found.append((float(through_s[s, t]), kind, int(s), int(t), 0))
         return sorted(found)
 
 
 def _price(pool: Pool, outlook: _Outlook, item: _Item) -> None:
-    _, kind, where = item
+    _, kind, i, j, k = item
     if kind == "cell":
-        pool.settle(*where, float(outlook.worth_s[where]), worthless_above=True)
+        pool.settle(i, j, k, float(outlook.worth_s[i, j, k]), worthless_above=True)
     else:
-        {"switch": pool.price_switch, "leave": pool.price_leave, "return": pool.price_return}[kind](*where)
+        {"switch": pool.price_switch, "leave": pool.price_leave, "return": pool.price_return}[kind](i, j)
 
 
-def _instance(pool: Pool, outlook: _Outlook, best_s: float) -> tuple[Instance, tuple[DraftPhase, ...]]:
-    """The priced columns and switches of plans that are not slower than the best known one."""
+def _instance(pool: Pool, outlook: _Outlook, best: Draft, best_s: float) -> tuple[Instance, tuple[DraftPhase, ...]]:
+    """The best known plan, and all priced columns and switches of plans that are faster."""
     prices = pool.prices
-    limit_s = best_s * (1 + 1e-9)
     names = tuple(candidate.text for candidate in prices.candidates)
     everyone = range(len(names))
-    columns, phases = [], []
-    for cell in sorted(pool.columns):
-        for priced in pool.columns[cell]:
-            candidate, first, last = cell
-            if priced.seconds <= outlook.worth_s[cell] + best_s * 1e-9:
-                columns.append(Column(first=first, last=last, strategy=candidate, cost_s=priced.seconds))
-                phases.append(priced.phase)
+    wanted = {phase: prices.phase_s(phase) for phase in best.phases}
+    for cell, columns in pool.columns.items():
+        wanted |= {p.phase: p.seconds for p in columns if p.seconds < outlook.worth_s[cell]}
+    phases = tuple(sorted(wanted))
 
-    def usable(table: Floats, priced: Bools, through: Floats, i: int, j: int) -> Seconds:
-        return float(table[i, j]) if priced[i, j] and through[i, j] <= limit_s and np.isfinite(table[i, j]) else None
+    def table(seconds: Floats, priced: Bools, through_s: Floats, kind: str) -> list[list[Seconds]]:
+        needed = {(s, t) for k, s, t in _switches_of(best) if k == kind}
+        rows = []
+        for s in range(len(seconds)):
+            usable = priced[s] & (through_s[s] < best_s) & np.isfinite(seconds[s])
+            rows.append(
+                [
+                    float(w) if u or (s, t) in needed else None
+                    for t, (w, u) in enumerate(zip(seconds[s], usable, strict=True))
+                ]
+            )
+        return rows
 
-    switch_s = [[usable(pool.switch_s, pool.switch_priced, outlook.switches_s, s, t) for t in everyone] for s in everyone]
-    leave_s = [[usable(pool.leave_s, pool.leave_priced, outlook.leaves_s, h, s) for s in everyone] for h in everyone]
-    return_s = [[usable(pool.return_s, pool.return_priced, outlook.returns_s, s, h) for h in everyone] for s in everyone]
+    switch_s = table(pool.switch_s, pool.switch_priced, outlook.switches_s, "switch")
+    leave_s = table(pool.leave_s, pool.leave_priced, outlook.leaves_s, "leave")
+    return_s = table(pool.return_s, pool.return_priced, outlook.returns_s, "return")
     for home in everyone:
         for s in everyone:
             if leave_s[home][s] is not None and not prices.switch_fits(None, s, home):
                 leave_s[home][s] = None
             if return_s[s][home] is not None and not prices.switch_fits(s, None, home):
                 return_s[s][home] = None
+    pairs = [(s, t) for s in everyone for t in everyone if switch_s[s][t] is not None]
     instance = Instance(
         num_buckets=len(prices.buckets),
         strategies=names,
         homes=names,
-        columns=tuple(columns),
+        columns=tuple(
+            Column(first=phase.first, last=phase.last, strategy=phase.candidate, cost_s=wanted[phase])
+            for phase in phases
+        ),
         switch_s=tuple(map(tuple, switch_s)),
         leave_s=tuple(map(tuple, leave_s)),
         return_s=tuple(map(tuple, return_s)),
         optimizer_s=tuple(pool.optimizer_s.tolist()),
-        refused_columns=tuple(
-            (k, home) for k, phase in enumerate(phases) for home in everyone if not prices.fits(phase, home)
-        ),
-        refused_switches=tuple(
-            (s, t, home)
-            for s in everyone
-            for t in everyone
-            for home in everyone
-            if switch_s[s][t] is not None and not prices.switch_fits(s, t, home)
-        ),
+        refused_columns=tuple((k, h) for k, phase in enumerate(phases) for h in everyone if not prices.fits(phase, h)),
+        refused_switches=tuple((s, t, h) for s, t in pairs for h in everyone if not prices.switch_fits(s, t, h)),
     )
-    return instance, tuple(phases)
+    return instance, phases
+
+
+def _switches_of(draft: Draft) -> list[tuple[str, int, int]]:
+    """(kind, source, target) of the switches of a plan."""
+    order = [phase.candidate for phase in draft.phases]
+    inner = [("switch", s, t) for s, t in pairwise(order)]
+    return [("leave", draft.home, order[0]), *inner, ("return", order[-1], draft.home)]

@@ -1,7 +1,7 @@
 """The optimum of a small instance by trying everything. For tests only; shares nothing with the formulations.
 
-All ways to cut the buckets into intervals x one column per interval, no strategy twice x all orders x all homes: about ten
-thousand for 4 buckets, 3 strategies and 3 homes.
+All ways to cut the buckets into intervals x one column per interval, no strategy twice x all orders x all homes:
+about ten thousand for 4 buckets, 3 strategies and 3 homes.
 """
 
 from collections.abc import Iterator
@@ -41,7 +41,9 @@ def _seconds(instance: Instance, order: tuple[int, ...], home: int) -> float | N
             return None
         strategy = instance.columns[k].strategy
         arrival = instance.leave_s[home][strategy] if previous is None else instance.switch_s[previous][strategy]
-        if arrival is None or (previous, strategy, home) in instance.refused_switches:
+        if arrival is None:
+            return None
+        if previous is not None and (previous, strategy, home) in instance.refused_switches:
             return None
         total += arrival + instance.columns[k].cost_s
         previous = strategy

@@ -1,8 +1,9 @@
 """A lower bound of a phase's time that knows how equal replicas are packed, for all intervals at once.
 
 costmodel.bound holds for every packing; here it matters that plans.packing packs best-fit-decreasing, in this order:
-when the last micro_batch was opened, for a sequence of a tokens, that one fitted nowhere. So all micro_batches but the last
-have more than m - a tokens, and more than m/2, since each began with a sequence at least as long; m is max_tokens.
+when the last micro_batch was opened, for a sequence of a tokens, that one fitted nowhere. So all micro_batches but
+the last have more than m - a tokens, and more than m/2, since each began with a sequence at least as long; m is
+max_tokens.
 
 Data:   n replicas; the bottleneck stage takes c(row) for a row, forward and backward; the stages before it take f(row)
         forward and b(row) backward, sends included; W seconds of c over all rows; u = max(m/2, m - longest sequence)
@@ -10,8 +11,8 @@ Bound:  on the replica with most work, at least W/n, either everything is one ro
 
     makespan >= W/n + f(u) + min over x of max(b(x), b(u) - c(x))
 
-since the first row has u tokens or more, and since, with x tokens in the last row, either the last row returns from the bottleneck
-last, or the row before it does, which then works for all but c(x) of its time.
+since the first row has u tokens or more, and since, with x tokens in the last row, either the last row returns from
+the bottleneck last, or the row before it does, which then works for all but c(x) of its time.
 """
 
 from dataclasses import dataclass

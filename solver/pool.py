@@ -1,5 +1,6 @@
 """What is known of all columns and switches of a problem: prices where they were worked out, lower bounds elsewhere."""
 
+import itertools
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -24,9 +25,10 @@ class Priced:
 
 
 class Pool:
-    """Columns are *cells* (candidate, first bucket, last bucket); a cell may hold several, for homes that leave other room.
+    """Columns are *cells* (candidate, first bucket, last bucket); it holds several where homes leave other room.
 
-    A cell is *settled* when its columns are priced, but for those that cost more than any plan of interest can spend on it.
+    A cell is *settled* when its columns are priced, but for those that cost more than any plan of interest can spend
+    on it.
     """
 
     def __init__(self, prices: Prices) -> None:
@@ -68,7 +70,8 @@ class Pool:
     ) -> tuple[Priced, ...]:
         """Price the columns of a cell, as far as they cost no more than the limit; cheapest first.
 
-        Smaller max_tokens fit beside more homes, so a column that is neither cheaper nor smaller than another is left out.
+        Smaller max_tokens fit beside more homes, so a column that is neither cheaper nor smaller than another is left
+        out.
 
         Args:
             worthless_above: no plan of interest can spend more than the limit on this cell.
@@ -118,5 +121,5 @@ class Pool:
         order = [phase.candidate for phase in draft.phases]
         self.price_leave(draft.home, order[0])
         self.price_return(order[-1], draft.home)
-        for source, target in zip(order, order[1:], strict=False):
+        for source, target in itertools.pairwise(order):
             self.price_switch(source, target)

@@ -1,8 +1,9 @@
 """Seconds and bytes of everything that a plan can be made of, worked out when first asked for, and never twice.
 
-Prices are the cost model's: a phase is priced by really packing and scheduling the sampled mini_batches, a switch by its
-routes. A mini_batch without a sequence in the interval costs nothing there; the switches around the phase are charged all
-the same, though at run time an empty phase is skipped together with its switch. So a price is never too low for it.
+Prices are the cost model's: a phase is priced by really packing and scheduling the sampled mini_batches, a switch by
+its routes. A mini_batch without a sequence in the interval costs nothing there; the switches around the phase are
+charged all the same, though at run time an empty phase is skipped together with its switch. So a price is never too
+low for it.
 """
 
 from bisect import bisect_left, bisect_right
@@ -64,10 +65,11 @@ class Prices:
     # Phases
 
     def options(self, last: int, candidate: int) -> tuple[int, ...]:
-        """The max_tokens among which a phase with this last bucket chooses, largest first; none: it fits beside no home.
+        """The max_tokens of which a phase with this last bucket takes one, largest first; none: it fits beside no home.
 
-        Each home leaves the strategy some room; that room in round numbers, and its halves, quarters, ... down to the longest
-        sequence: shorter micro_batches make a pipeline's bubble shorter. One stage has none, so it takes the whole room.
+        Each home leaves the strategy some room; that room in round numbers, and its halves, quarters, ... down to the
+        longest sequence: shorter micro_batches make a pipeline's bubble shorter. One stage has none, so it takes the
+        whole room.
         """
         if (last, candidate) not in self._options:
             longest = self.buckets[last][1]
@@ -167,10 +169,16 @@ class Prices:
         """Bytes on every rank during a switch, less those of the home that it happens to be computed with."""
         some_home, problem = self.candidates[0].home, self.problem
         most = switch_memory(
-            source, target, some_home, self.pricer.memory_rule, problem.precision,
-            problem.cluster.ranks_per_node, problem.staging_bytes,
+            source,
+            target,
+            some_home,
+            self.pricer.memory_rule,
+            problem.precision,
+            problem.cluster.ranks_per_node,
+            problem.staging_bytes,
         )
-        return np.array(most) - np.array(some_home.numels) * 3 * problem.precision.gradient_bytes
+        without: NDArray[np.int64] = np.array(most) - 3 * problem.precision.gradient_bytes * np.array(some_home.numels)
+        return without
 
     # Plans
 

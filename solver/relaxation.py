@@ -1,22 +1,24 @@
 """Which columns, switches and homes can be part of a plan that is faster than a known one.
 
-Every number is a price or a lower bound of one, so what follows holds for both. Take a plan with home h. Its switches form a
-cycle through home and all its strategies, hence cost at least the shortest closed walk from home through any one of them,
+Every number is a price or a lower bound of one, so what follows holds for both. Take a plan with home h. Its switches
+form a cycle through home and all its strategies, hence cost at least the shortest closed walk from home through any
+one of them,
 
     d[h, q] = (shortest path home h -> q) + (shortest path q -> home h) + optimizer at h
 
-and, if s is another of its strategies, at least the shortest closed walk through both, d[h, q, s] >= d[h, q]. Let q be the
-plan's strategy of largest d[h, .]; then the plan only uses strategies *allowed* by (h, q), those of no larger d. Its phases
-cost at least the cheapest cover of the buckets by allowed columns, one of them q's: a shortest path over the buckets. With F
-and G the shortest paths to a bucket and from it on, every plan with the column (s, i..j) takes at least
+and, if s is another of its strategies, at least the shortest closed walk through both, d[h, q, s] >= d[h, q]. Let q
+be the plan's strategy of largest d[h, .]; then the plan only uses strategies *allowed* by (h, q), those of no larger
+d. Its phases cost at least the cheapest cover of the buckets by allowed columns, one of them q's: a shortest path
+over the buckets. With F and G the shortest paths to a bucket and from it on, every plan with the column (s, i..j)
+takes at least
 
     min over (h, q) that allow s of (F[h, q, i] + cost[s, i, j] + G[h, q, j + 1] + d[h, q, s])
 
-seconds. What lies above a known plan's seconds cannot improve on it. The relaxation forgets that a strategy has one phase at
-most, that the walk visits all strategies and no others, and memory conflicts.
+seconds. What lies above a known plan's seconds cannot improve on it. The relaxation forgets that a strategy has one
+phase at most, that the walk visits all strategies and no others, and memory conflicts.
 
-A walk that steps on a strategy without paying for a phase of it makes the bound weak. Hence `with_tolls`: moving any amount
-from all columns of a strategy to all its arrivals changes no plan's seconds, but makes walks pay.
+A walk that steps on a strategy without paying for a phase of it makes the bound weak. Hence `with_tolls`: moving any
+amount from all columns of a strategy to all its arrivals changes no plan's seconds, but makes walks pay.
 """
 
 from dataclasses import dataclass, replace
@@ -121,7 +123,9 @@ class Relaxation:
     def worth_s(self, best_s: float) -> Floats:
         """[s, first, last] a column that costs so much or more is in no plan that is faster than `best_s`."""
         found = np.empty_like(self.cost_s)
-        walks = np.where(self.allowed & (self.cover_s[..., None] + self.around_both_s < best_s), self.around_both_s, np.inf)
+        walks = np.where(
+            self.allowed & (self.cover_s[..., None] + self.around_both_s < best_s), self.around_both_s, np.inf
+        )
         for s in range(len(found)):
             found[s] = best_s - (self._rest_s + walks[:, :, s, None, None]).min(axis=(0, 1))
         return found

@@ -1,12 +1,14 @@
-"""Lower bounds of switch times from volumes alone, hundreds of pairs in the time that one switch takes to price by its routes.
+"""Lower bounds of switch times from volumes alone: hundreds of them in the time of pricing one switch by its routes.
 
-Whatever peer a route chooses, a rank receives every element of its weights that it lacks, once, and sends on every element of
-its partial gradients that it does not keep; from or to its own node if anybody there holds the element, else across nodes.
-So totals are exact, and the busiest link carries at least what its own end must move, and at least the mean:
+Whatever peer a route chooses, a rank receives every element of its weights that it lacks, once, and sends on every
+element of its partial gradients that it does not keep; from or to its own node if anybody there holds the element,
+else across nodes. So totals are exact, and the busiest link carries at least what its own end must move, and at least
+the mean:
 
-    seconds >= max over links of moved bytes / bandwidth  +  max over ranks of (packed + unpacked bytes) / copy bandwidth
+    seconds >= max over links of moved bytes / bandwidth + max over ranks of (packed + unpacked bytes) / copy bandwidth
 
-Messages, rounds and copies within a rank are left out. A layout is seen as boxes in three dims: layers x rows x columns.
+Messages, rounds and copies within a rank are left out. A layout is seen as boxes in three dims: layers x rows x
+columns.
 """
 
 from dataclasses import dataclass

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any, Self
 
 from solver.formulation import HOME, Arc
 from solver.instance import Choice, Instance
@@ -32,7 +33,28 @@ class RawAnswer:
     ended: Ended
     values: Values | None = None
     bound_s: float | None = None
-    note: str | None = None
+    note: str | None = None  # why it failed
+
+    @classmethod
+    def from_fields(cls, fields: Any) -> Self:
+        """From what `dataclasses.asdict` and JSON made of one.
+
+        Raises:
+            ValueError, KeyError, TypeError: it was none.
+        """
+        values, bound_s = fields["values"], fields["bound_s"]
+        if values is not None:
+            values = Values(
+                columns=tuple(int(k) for k in values["columns"]),
+                homes=tuple(int(h) for h in values["homes"]),
+                arcs=tuple((int(s), int(t), None if h is None else int(h)) for s, t, h in values["arcs"]),
+            )
+        return cls(
+            ended=Ended(fields["ended"]),
+            values=values,
+            bound_s=None if bound_s is None else float(bound_s),
+            note=fields["note"],
+        )
 
 
 def decode(instance: Instance, values: Values) -> Choice:

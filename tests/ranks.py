@@ -25,7 +25,7 @@ import torch.distributed as dist
 Result = TypeVar("Result")
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "numpy", "pytest"])
+_CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "torch._dynamo", "numpy", "pytest"])
 
 
 class RankError(Exception):

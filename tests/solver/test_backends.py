@@ -20,8 +20,8 @@ NUM_RANDOM = 300
 RANDOM = [random_instance(seed) for seed in range(NUM_RANDOM)]
 OPTIMA = [brute_force(instance) for instance in RANDOM]
 
-# Two buckets; strategy a for the first and b for the second is best: 0.5 + 1 + 0.25 + 1 + 0.5 = 3.25 s (3.5 s the other way round). One phase takes
-# 0.5 + 4 + 0.5 = 5 s under a.
+# Two buckets; strategy a for the first and b for the second is best: 0.5 + 1 + 0.25 + 1 + 0.5 = 3.25 s, or 3.5 s the
+# other way round. One phase takes 0.5 + 4 + 0.5 = 5 s under a.
 SMALL = Instance(
     num_buckets=2,
     strategies=("a", "b"),
@@ -80,13 +80,14 @@ def test_the_same_instance_and_seed_give_the_same_choice(name: Backend) -> None:
 @pytest.mark.parametrize("name", BACKENDS)
 def test_a_backend_is_probed_by_solving(name: Backend) -> None:
     """Listed as installed is not the same as able to run."""
-    assert probe(name) is None
+    assert probe(name).startswith("solved a problem")
 
 
 def test_a_backend_that_cannot_run_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the reason nobody can repair the environment."""
     answer_with(monkeypatch, "raise ImportError('no such wheel')")
-    assert "no such wheel" in str(probe("cpsat"))
+    with pytest.raises(RuntimeError, match="no such wheel"):
+        probe("cpsat")
 
 
 @pytest.mark.parametrize(
@@ -96,9 +97,9 @@ def test_a_backend_that_cannot_run_says_why(monkeypatch: pytest.MonkeyPatch) -> 
         ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "exit code -11"),
         ("print('Optimal')", "exit code 0"),
         ("print('[]')", "0 answers to 1 problems"),
-        ("print('[{\"ended\": \"optimal\", \"values\": null, \"bound_s\": 1.0, \"note\": null}]')", "optimal that is none"),
-        ("print('[{\"ended\": \"infeasible\", \"values\": null, \"bound_s\": null, \"note\": null}]')", "infeasible"),
-        ("print('[{\"ended\": \"limit\", \"values\": null, \"bound_s\": 9.5, \"note\": null}]')", "proves 9.5 s"),
+        ('print(\'[{"ended": "optimal", "values": null, "bound_s": 1.0, "note": null}]\')', "optimal that is none"),
+        ('print(\'[{"ended": "infeasible", "values": null, "bound_s": null, "note": null}]\')', "infeasible"),
+        ('print(\'[{"ended": "limit", "values": null, "bound_s": 9.5, "note": null}]\')', "proves 9.5 s"),
     ],
 )
 def test_a_backend_that_fails_is_named_and_the_next_one_solves(
@@ -153,7 +154,9 @@ def test_a_solver_that_ignores_its_time_limit_is_ended_with_its_children(
 ) -> None:
     """HiGHS has sat in presolve for minutes; CBC is a program that the child starts and that must not outlive it."""
     pid_file = tmp_path / "pid"
-    grandchild = "import subprocess, sys, time; p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(99)'])"
+    grandchild = (
+        "import subprocess, sys, time; p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(99)'])"
+    )
     answer_with(monkeypatch, f"{grandchild}; open({str(pid_file)!r}, 'w').write(str(p.pid)); time.sleep(99)")
     started_s = time.monotonic()
     answer = solve_instance(SMALL, "cpsat", 2.0, seed=0)

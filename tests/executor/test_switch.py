@@ -1,0 +1,236 @@
+"""The hot switch on ranks: every weight arrives, every partial is counted once, and the bytes are the priced ones."""
+
+import time
+from dataclasses import dataclass
+from itertools import pairwise, permutations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from executor.backbone import Backbone, Holding, gradient_dtype, weight_dtype
+from executor.local import RankError as LocalRankError
+from executor.local import Tell, run_local
+from executor.switch import Switcher
+from plans.layout import Layout, home_layout, layout
+from plans.model import ModelSpec, Precision
+from plans.strategy import Strategy
+from plans.switch import switch_between
+from tests.executor.tiny import make_weights, shards, sum_of_partials
+from tests.ranks import RankError, run_ranks
+
+STRATEGIES = ("dp4", "tp4", "pp4", "dp2tp2", "dp2pp2", "tp2pp2")
+UNEQUAL = "1xtp2+2xtp1"
+HOME = "home"
+PAIRS = (
+    *permutations((*STRATEGIES, UNEQUAL), 2),
+    *((HOME, strategy) for strategy in (*STRATEGIES, UNEQUAL)),
+    *((strategy, HOME) for strategy in (*STRATEGIES, UNEQUAL)),
+)
+RANKS_PER_NODE = 2
+SMALL_STAGING = 1500  # bytes: less than the embedding alone, so every switch takes several rounds
+
+# Nothing divides evenly: 5 layers over 4 and 2 stages, 35 rows and 22 columns over tp 4 and 2.
+MODEL = ModelSpec(
+    name="switch-test", num_layers=5, hidden_size=16, ffn_size=22, num_heads=4, num_kv_heads=4, vocab_size=35
+)
+
+Key = tuple[Precision, str, str]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One switch on one rank."""
+
+    wrong_weights: tuple[str, ...]
+    moved_storage: tuple[str, ...]  # of tensors whose box is the same before and after
+    before: dict[str, Tensor]  # partial gradients
+    after: dict[str, Tensor]
+    sent_bytes: dict[int, int]
+    num_rounds: int
+
+
+def place(text: str) -> Layout:
+    """A layout by its name; home is that of tp2pp2."""
+    return home_layout(MODEL, Strategy.parse("tp2pp2")) if text == HOME else layout(MODEL, Strategy.parse(text))
+
+
+def holding(at: Layout, rank: int, precision: Precision) -> Holding:
+    """Weights of the story and partial sums that are whole numbers, other ones on every rank.
+
+    Masters are in the gradients' format, and home has no gradients yet.
+    """
+    whole = make_weights(MODEL, dtype=gradient_dtype(precision))
+    dtype = gradient_dtype(precision) if at.home else weight_dtype(precision)
+    weights = {name: weight.detach().to(dtype) for name, weight in shards(at, rank, whole).items()}
+    generator = torch.Generator().manual_seed(rank)
+    gradients = {
+        name: torch.randint(-99, 99, weight.shape, generator=generator).to(gradient_dtype(precision))
+        for name, weight in weights.items()
+    }
+    return Holding(weights, {} if at.home else gradients)
+
+
+def run_pairs(rank: int, world_size: int, precision: Precision, staging_bytes: int) -> list[Outcome]:
+    switcher = Switcher(precision, RANKS_PER_NODE, staging_bytes, torch.device("cpu"))
+    return [run_pair(switcher, rank, precision, place(source), place(target)) for source, target in PAIRS]
+
+
+def run_pair(switcher: Switcher, rank: int, precision: Precision, source: Layout, target: Layout) -> Outcome:
+    old = holding(source, rank, precision)
+    before = {name: gradient.clone() for name, gradient in old.gradients.items()}
+    same = [name for name, box in source.boxes[rank].items() if target.boxes[rank].get(name) == box]
+    masters_fit = gradient_dtype(precision) == weight_dtype(precision)
+    pointers = {}
+    if not target.home and (masters_fit or not source.home):
+        pointers |= {("weight", name): old.weights[name].data_ptr() for name in same}
+    if not source.home:
+        pointers |= {("gradient", name): old.gradients[name].data_ptr() for name in same}
+    switcher.sent_bytes.clear()
+    new = switcher.run(source, target, old)
+    assert not old.weights or source.home, "a switch leaves no weights behind"
+    assert not old.gradients, "a switch leaves no gradients behind"
+    expected = {} if target.home else holding(target, rank, precision).weights
+    assert new.weights.keys() == expected.keys() and new.gradients.keys() == target.boxes[rank].keys()
+    held = {"weight": new.weights, "gradient": new.gradients}
+    return Outcome(
+        wrong_weights=tuple(name for name, weight in expected.items() if not torch.equal(weight, new.weights[name])),
+        moved_storage=tuple(name for (what, name), at in pointers.items() if held[what][name].data_ptr() != at),
+        before=before,
+        after=new.gradients,
+        sent_bytes=dict(switcher.sent_bytes),
+        num_rounds=len(switcher.prepare(source, target).turns),
+    )
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[Key, list[Outcome]]:
+    """What every rank saw: fp64 with a staging that forces many rounds, bf16 with one that takes one."""
+    found = {}
+    for precision, staging_bytes in ((Precision.fp64, SMALL_STAGING), (Precision.bf16, 2**20)):
+        by_rank = run_ranks(4, run_pairs, precision, staging_bytes)
+        found |= {(precision, *pair): list(ranks) for pair, *ranks in zip(PAIRS, *by_rank, strict=True)}
+    return found
+
+
+@pytest.mark.parametrize("precision", [Precision.fp64, Precision.bf16])
+@pytest.mark.parametrize(("source", "target"), PAIRS)
+def test_a_switch_brings_every_weight_and_counts_every_partial_once(
+    outcomes: dict[Key, list[Outcome]], precision: Precision, source: str, target: str
+) -> None:
+    """Else the next phase trains on wrong weights, or the step on a wrong gradient. Whole numbers: sums are exact."""
+    ranks = outcomes[precision, source, target]
+    assert [outcome.wrong_weights for outcome in ranks] == [()] * 4
+    whole = make_weights(MODEL)
+    before = sum_of_partials(place(source), [outcome.before for outcome in ranks], whole)
+    after = sum_of_partials(place(target), [outcome.after for outcome in ranks], whole)
+    for name, gradient in before.items():
+        assert torch.equal(gradient, after[name]), name
+
+
+@pytest.mark.parametrize("precision", [Precision.fp64, Precision.bf16])
+@pytest.mark.parametrize(("source", "target"), PAIRS)
+def test_a_switch_sends_the_bytes_that_are_priced(
+    outcomes: dict[Key, list[Outcome]], precision: Precision, source: str, target: str
+) -> None:
+    """What is priced is what is sent: else plans are chosen by wrong prices."""
+    priced = switch_between(place(source), place(target), RANKS_PER_NODE).bytes_by_pair(precision)
+    ranks = outcomes[precision, source, target]
+    assert {(rank, peer): n for rank, outcome in enumerate(ranks) for peer, n in outcome.sent_bytes.items()} == priced
+
+
+def test_a_small_staging_takes_several_rounds(outcomes: dict[Key, list[Outcome]]) -> None:
+    """Else the tests above did not try them."""
+    assert outcomes[Precision.fp64, "dp4", "tp4"][0].num_rounds > 5
+    assert outcomes[Precision.bf16, "dp4", "tp4"][0].num_rounds == 1
+
+
+def test_what_stays_is_not_copied(outcomes: dict[Key, list[Outcome]]) -> None:
+    """A tensor whose box is the same keeps its storage, weights and gradients alike."""
+    assert {
+        key: [o.moved_storage for o in ranks] for key, ranks in outcomes.items() if any(o.moved_storage for o in ranks)
+    } == {}
+
+
+def go_round(rank: int, world_size: int, precision: Precision, staging_bytes: int) -> list[tuple[str, ...]]:
+    """Every cycle of three strategies; returns those that end with other bytes than they began with."""
+    switcher = Switcher(precision, RANKS_PER_NODE, staging_bytes, torch.device("cpu"))
+    layouts = {strategy: place(strategy) for strategy in STRATEGIES}
+    broken = []
+    for triple in (t for t in permutations(STRATEGIES, 3) if t[0] == min(t)):
+        begun = holding(layouts[triple[0]], rank, precision)
+        weights = {name: weight.clone() for name, weight in begun.weights.items()}
+        held = begun
+        for source, target in pairwise((*triple, triple[0])):
+            held = switcher.run(layouts[source], layouts[target], held)
+        if any(not torch.equal(weight, held.weights[name]) for name, weight in weights.items()):
+            broken.append(triple)
+    return broken
+
+
+@pytest.mark.parametrize(("precision", "staging_bytes"), [(Precision.fp32, 2**20), (Precision.bf16, SMALL_STAGING)])
+def test_three_switches_and_back_return_the_same_bytes(precision: Precision, staging_bytes: int) -> None:
+    """Weights survive any number of switches: rounding happens only where masters are cast."""
+    assert run_ranks(4, go_round, precision, staging_bytes) == [[]] * 4
+
+
+def accumulate_ones(rank: int, world_size: int) -> tuple[float, float, bool]:
+    """257 backward passes with gradient 1 in bf16, a switch after 100 of them; the sums, and whether storage stayed."""
+    first, second = place("dp2"), place("pp2")
+    switcher = Switcher(Precision.bf16, 2, 2**20, torch.device("cpu"))
+    backbone = Backbone()
+    backbone.adopt(holding(first, 0, Precision.bf16))
+    for gradient in backbone.gradients.values():
+        gradient.zero_()
+
+    def run(times: int) -> None:
+        for _ in range(times):
+            torch.stack([weight.sum() for weight in backbone.weights.values()]).sum().backward()
+
+    run(100)
+    pointers = {name: weight.data_ptr() for name, weight in backbone.weights.items()}
+    backbone.adopt(switcher.run(first, second, backbone.release()))
+    run(157)
+    gradients = backbone.gradients.values()
+    stayed = all(pointers[name] == weight.data_ptr() for name, weight in backbone.weights.items())
+    assert all(weight.grad is None for weight in backbone.weights.values())
+    return min(float(g.min()) for g in gradients), max(float(g.max()) for g in gradients), stayed
+
+
+def test_257_ones_are_257_in_bf16_across_a_switch_that_copies_nothing() -> None:
+    """In bf16 256 + 1 = 256: partial sums must be fp32, and stay bound to their weights when a layout is entered.
+
+    From dp2 to pp2 every rank keeps the tensors of its stage; the other rank's 100 ones are added to them.
+    """
+    assert run_ranks(2, accumulate_ones) == [(357.0, 357.0, True)] * 2
+
+
+def be_late(tell: Tell) -> None:
+    rank = dist.get_rank()
+    switcher = Switcher(Precision.fp32, RANKS_PER_NODE, 2**20, torch.device("cpu"))
+    source, target = place("dp4"), place("tp2pp2")
+    switcher.prepare(source, target)
+    if rank == 1:
+        time.sleep(30)
+    switcher.run(source, target, holding(source, rank, Precision.fp32))
+
+
+def test_a_silent_peer_ends_the_switch_with_a_message_that_names_it() -> None:
+    """Nobody finds the machine that hangs without the rank, the bytes and the switch."""
+    started_s = time.monotonic()
+    waits = r"rank \d waiting for (rank 1 to take .* MiB|.* MiB from rank 1), switch dp4 -> tp2pp2, round 1 of 1"
+    with pytest.raises(LocalRankError, match=waits):
+        run_local(4, be_late, silence_s=2, on_message=print)
+    assert time.monotonic() - started_s < 20
+
+
+def disagree(rank: int, world_size: int) -> None:
+    switcher = Switcher(Precision.fp32, RANKS_PER_NODE, 2**20 if rank else SMALL_STAGING, torch.device("cpu"))
+    switcher.prepare(place("dp4"), place("tp4"))
+
+
+def test_ranks_that_would_send_different_rounds_refuse_before_the_first_byte() -> None:
+    """Two orders of messages deadlock or, worse, fill a tensor with another one's bytes."""
+    with pytest.raises(RankError, match=r"InputError: operations of switch dp4 -> tp4: ranks \[1, 2, 3\]"):
+        run_ranks(4, disagree)
