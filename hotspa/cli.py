@@ -5,7 +5,7 @@ Heavy packages are imported inside the commands: `hotspa --help` and `hotspa sho
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_args
 
 import typer
 
@@ -35,7 +35,7 @@ OverlongRule = Annotated[str, typer.Option("--overlong", help="Sequences over --
 PrecisionName = Annotated[str, typer.Option("--precision", help="Weights and compute: bf16, fp32 or fp64.")]
 Buckets = Annotated[int, typer.Option("--buckets", min=1, help="Cells of the length axis between which plans may cut.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of the sampled mini-batches and of the solver.")]
-Backend = Annotated[str, typer.Option("--backend", help="MILP backend: cpsat, highs or cbc.")]
+BackendName = Annotated[str, typer.Option("--backend", help="MILP backend: cpsat, highs or cbc.")]
 TimeLimit = Annotated[float, typer.Option("--time-limit", min=0.001, help="Seconds for the solver.")]
 Tokenizer = Annotated[str, typer.Option("--tokenizer", help="`bytes`, or a tokenizer.json.")]
 TextField = Annotated[str, typer.Option("--field", help="Field of a jsonl line that holds the text.")]
@@ -91,7 +91,7 @@ def solve(
     max_len: MaxLen,
     output: Annotated[Path, typer.Option("-o", "--output", help="The plan file to write.")],
     planner: Annotated[str, typer.Option("--planner", help="milp, heuristic, static or published.")] = "milp",
-    backend: Backend = "cpsat",
+    backend: BackendName = "cpsat",
     time_limit: TimeLimit = 60.0,
     seed: Seed = 0,
     overlong: OverlongRule = "refuse",
@@ -101,13 +101,21 @@ def solve(
 ) -> None:
     """Choose length intervals, strategies and order; write the plan."""
     from hotspa.reports import print_json, print_solution, progress
+    from plans.plan import PlannerName
     from plans.plan_file import write_plan
+    from solver.backend import Backend
     from solver.compare import planner_report
     from solver.planner import solve as find_plan
 
     problem = _problem(model, cluster, profile, lengths, sequences, max_len, seed, overlong, precision, buckets)
     with progress("pricing and solving") as step:
-        solution = find_plan(problem, planner=planner, backend=backend, time_limit_s=time_limit, progress=step)
+        solution = find_plan(
+            problem,
+            planner=_choice("--planner", planner, get_args(PlannerName)),
+            backend=_choice("--backend", backend, get_args(Backend)),
+            time_limit_s=time_limit,
+            progress=step,
+        )
     write_plan(solution.plan, output)
     if as_json:
         print_json(planner_report(solution))
@@ -126,7 +134,7 @@ def compare(
     lengths: LengthsName,
     sequences: Sequences,
     max_len: MaxLen,
-    backend: Backend = "cpsat",
+    backend: BackendName = "cpsat",
     time_limit: TimeLimit = 60.0,
     seed: Seed = 0,
     overlong: OverlongRule = "refuse",
@@ -139,11 +147,14 @@ def compare(
 ) -> None:
     """Price static, published, heuristic and MILP plans side by side."""
     from hotspa.reports import print_comparison, print_json, progress, write_json
+    from solver.backend import Backend
     from solver.compare import compare as compare_planners
 
     problem = _problem(model, cluster, profile, lengths, sequences, max_len, seed, overlong, precision, buckets)
     with progress("pricing and solving") as step:
-        report = compare_planners(problem, backend=backend, time_limit_s=time_limit, progress=step)
+        report = compare_planners(
+            problem, backend=_choice("--backend", backend, get_args(Backend)), time_limit_s=time_limit, progress=step
+        )
     if figure is not None:
         from hotspa.figure import draw_comparison
 

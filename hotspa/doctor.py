@@ -70,9 +70,7 @@ def _solver(backend: "Backend") -> Callable[[], str]:
     def check() -> str:
         from solver.backend import probe
 
-        if (fault := probe(backend)) is not None:
-            raise RuntimeError(fault)
-        return "solves a small problem"
+        return probe(backend)
 
     return check
 
