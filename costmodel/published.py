@@ -1,9 +1,11 @@
 """Makes the profile a800-80g from published stage times: `python -m costmodel.published`.
 
-A stage of L / pp layers takes L / pp times one layer's coefficients, so all pipeline degrees of a tensor-parallel
-degree give one set. The published T(s) = a s^2 + b s + c of every series is evaluated on lengths from 128 tokens to
-32768, or to the longest row whose activations fit a rank, at equal steps of log s, and the relative error of all of
-them together is made least. A doubtful series is not fitted: the other pipeline degrees of its tp stand for it.
+A stage of L / pp layers takes L / pp times one layer's coefficients, and the slowest stage, the one that a pipeline
+waits for, has the head besides: published pp * T(s) is L layers and pp heads. So all pipeline degrees of a
+tensor-parallel degree give one set of both; with one degree only, the head is inside the layers. The published
+T(s) = a s^2 + b s + c of every series is evaluated on lengths from 128 tokens to 32768, or to the longest row whose
+activations fit a rank, at equal steps of log s, and the relative error of all of them together is made least. A
+doubtful series is not fitted: the other pipeline degrees of its tp stand for it.
 """
 
 from pathlib import Path
@@ -123,9 +125,9 @@ def make_profile(published: PublishedTimes) -> Profile:
 
 
 def _model_profile(model: PublishedModel) -> ModelProfile:
-    layer, residuals = {}, []
+    layer, head, residuals = {}, {}, []
     for tp in sorted({series.tp for series in model.stage_time_ms}):
-        layer[tp], of_tp = _fit_layer(model, tp)
+        layer[tp], head[tp], of_tp = _fit(model, tp)
         residuals += of_tp
     nothing = dict.fromkeys(layer, Passes(forward=NOTHING, backward=NOTHING))
     return ModelProfile(
@@ -134,7 +136,7 @@ def _model_profile(model: PublishedModel) -> ModelProfile:
         precision=Precision.bf16,
         layer=layer,
         embedding=nothing,
-        head=nothing,
+        head=head,
         memory=MemoryRule(
             reserved_bytes=model.memory.reserved_bytes,
             activation_bytes={tp: model.activation_bytes(tp) for tp in layer},
@@ -144,29 +146,39 @@ def _model_profile(model: PublishedModel) -> ModelProfile:
     )
 
 
-def _fit_layer(model: PublishedModel, tp: int) -> tuple[Passes, list[Residual]]:
-    """One layer's passes, and the residual of every series of this tp."""
+def _fit(model: PublishedModel, tp: int) -> tuple[Passes, Passes, list[Residual]]:
+    """One layer's passes and the head's, and the residual of every series of this tp."""
     lengths = _lengths(model, tp)
-    per_layer = np.stack([np.ones_like(lengths), lengths, lengths**2], axis=1)
     series = [each for each in model.stage_time_ms if each.tp == tp]
     fitted = [each for each in series if (each.tp, each.pp) not in model.doubtful]
+    ones = np.ones_like(lengths)
+    per_layer = np.stack([ones, lengths, lengths**2], axis=1)
+    of_head = np.stack([ones, lengths], axis=1) * (len(fitted) > 1)
+
+    def terms(each: StageTime) -> Floats:
+        return np.concatenate([per_layer * (model.num_layers / each.pp), of_head], axis=1)
+
     x = fit_relative(
-        np.concatenate([per_layer * (model.num_layers / each.pp) for each in fitted]),
-        np.concatenate([each.seconds(lengths) for each in fitted]),
+        np.concatenate([terms(each) for each in fitted]), np.concatenate([each.seconds(lengths) for each in fitted])
     )
-    both = Coefficients(fixed_s=x[0], token_s=x[1], token_sq_s=x[2])
+    layer = Coefficients(fixed_s=x[0], token_s=x[1], token_sq_s=x[2])
+    head = Coefficients(fixed_s=x[3], token_s=x[4], token_sq_s=0.0)
     residuals = [
         residual(
             "layer",
             tp,
             f"pp{each.pp}",
-            relative_errors(per_layer * (model.num_layers / each.pp), x, each.seconds(lengths)),
+            relative_errors(terms(each), x, each.seconds(lengths)),
             used=each in fitted,
         )
         for each in series
     ]
+    return _both_ways(layer), _both_ways(head), residuals
+
+
+def _both_ways(both: Coefficients) -> Passes:
     forward, backward = both * _FORWARD_SHARE, both * (1 - _FORWARD_SHARE)
-    return Passes(forward=_rounded_all(forward), backward=_rounded_all(backward)), residuals
+    return Passes(forward=_rounded_all(forward), backward=_rounded_all(backward))
 
 
 def _lengths(model: PublishedModel, tp: int) -> Floats:
@@ -187,8 +199,11 @@ def _constants(published: PublishedTimes) -> dict[str, str]:
             "llama-13b has no tp 16, which does not divide its 40 heads; "
             "llama-32b: its series may be of an ffn_size of 11008"
         ),
-        "embedding": "0: inside the layers' times; published stage times halve as pp doubles, nothing tells it apart",
-        "head": "0: like the embedding",
+        "embedding": "0: inside the layers' times",
+        "head": (
+            "what the published stage times have beyond their share of the layers, the same for every pp of a tp; "
+            "0 where one pp only was fitted: inside the layers' times"
+        ),
         "memory": (
             "as published, of peak memory; logits 0: the fit has no term for them, so they are inside its activations "
             "(38 H bytes a token and layer at tp 1, of which a layer's own tensors take some 32 H), "

@@ -44,6 +44,8 @@ class MiniBatches:
 
     counts: DataCounts
     """What became of long documents."""
+    lengths_digest: str
+    """Of the corpus before they were limited; plans remember for which lengths they were made."""
 
     def __init__(self, corpus: Corpus, report: DataReport, seed: int) -> None:
         """Apply the plan's rule for long documents.
@@ -51,7 +53,9 @@ class MiniBatches:
         Raises:
             InputError: some are too long and the plan refuses them, or none is left.
         """
-        _, self.counts = Lengths.of("the corpus", corpus.lengths).limit(report.max_len, report.overlong)
+        lengths = Lengths.of("the corpus", corpus.lengths)
+        self.lengths_digest = lengths.digest
+        _, self.counts = lengths.limit(report.max_len, report.overlong)
         self._corpus = corpus
         self._report = report
         self._seed = seed

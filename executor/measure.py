@@ -22,6 +22,7 @@ from executor.backbone import gradient_dtype
 from executor.groups import Groups
 from executor.home import OptimizerOptions, adamw, square_sum
 from executor.local import Tell, run_local
+from executor.metrics import gather_rows
 from executor.specimens import Forward, Specimen, both_passes
 from executor.stopwatch import Stopwatch, now_s
 from executor.transfers import Pattern, Transfer, patterns
@@ -98,16 +99,17 @@ def measure(
         if progress is not None:
             progress(*word)
 
+    pace = QUICK if quick else THOROUGH
     if dist.is_initialized():
         if dist.get_world_size() != num_ranks:
             raise InputError(f"{num_ranks} ranks are to be measured, the process group has {dist.get_world_size()}")
-        return measure_here(tell, model, precision, quick)
-    return run_local(num_ranks, measure_here, model, precision, quick, silence_s=SILENCE_S, on_message=tell)[0]
+        return measure_here(tell, model, precision, pace)
+    return run_local(num_ranks, measure_here, model, precision, pace, silence_s=SILENCE_S, on_message=tell)[0]
 
 
-def measure_here(tell: Tell, model: ModelSpec, precision: Precision, quick: bool) -> list[Measurement]:
+def measure_here(tell: Tell, model: ModelSpec, precision: Precision, pace: Pace) -> list[Measurement]:
     """Measure on this rank, together with all others of the process group; all return the same."""
-    session = _Session(model, precision, QUICK if quick else THOROUGH)
+    session = _Session(model, precision, pace)
     jobs = [*session.transfers(), *session.copies(), *session.optimizers(), *session.ends(), *session.layers()]
     found: list[Measurement] = [session.machine()]
     for done, (title, job) in enumerate(jobs):
@@ -195,10 +197,10 @@ class _Session:
 
     def _memory(self, specimen: Specimen) -> Iterator[Measurement]:
         tokens, tp = ACTIVATION_TOKENS, specimen.tp.size
-        layer_bytes = specimen.kept_bytes(specimen.layers((tokens,))) // specimen.num_layers
-        yield ActivationBytes(part="layer", tp=tp, tokens=tokens, bytes=layer_bytes)
-        head_bytes = specimen.kept_bytes(specimen.head(tokens))
-        yield ActivationBytes(part="head", tp=tp, tokens=tokens, bytes=head_bytes)
+        kept = [specimen.kept_bytes(specimen.layers((tokens,))), specimen.kept_bytes(specimen.head(tokens))]
+        most = gather_rows(kept).amax(0).tolist()  # uneven shards: the rank that keeps most counts
+        yield ActivationBytes(part="layer", tp=tp, tokens=tokens, bytes=int(most[0]) // specimen.num_layers)
+        yield ActivationBytes(part="head", tp=tp, tokens=tokens, bytes=int(most[1]))
 
     def _ends(self, specimen: Specimen, tokens: int, *, needed: bool) -> Iterator[Measurement]:
         ends: tuple[tuple[Literal["embedding", "head"], Forward], ...] = (

@@ -33,7 +33,7 @@ class Specimen:
     ) -> None:
         self.num_layers = num_layers
         self.tp = tp
-        self._model = model.model_copy(update={"num_layers": num_layers})
+        self._model = ModelSpec(**{**model.model_dump(), "num_layers": num_layers})
         self._boxes = layout(self._model, Strategy.equal(tp=tp.size)).boxes[tp.rank]
         self._stage = Stage(model=self._model, layers=range(num_layers), is_first=False, is_last=False, tp=tp)
         self._dtype, self._device = weight_dtype(precision), device

@@ -10,7 +10,7 @@ number of targets of the whole mini_batch; nothing is averaged in between.
 import logging
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -149,9 +149,10 @@ class Engine:
             for chosen in packed:
                 if stage.is_first or stage.is_last:
                     documents = [read_tokens(mini_batch.documents[members[i]]) for i in chosen]
-                    rows.append(pack_row(documents, multiple_of=stage.tp.size))
+                    row = pack_row(documents, multiple_of=stage.tp.size)
                 else:  # it only passes activations on
-                    rows.append(MicroBatch.from_lengths([lengths[i] for i in chosen], multiple_of=stage.tp.size))
+                    row = MicroBatch.from_lengths([lengths[i] for i in chosen], multiple_of=stage.tp.size)
+                rows.append(_placed(row, self._device))
             yield _Work(index, len(members), sum(lengths), tuple(rows))
 
     def _record(
@@ -209,3 +210,11 @@ class Engine:
             phases=phases,
             switches=switches,
         )
+
+
+def _placed(row: MicroBatch, device: torch.device) -> MicroBatch:
+    """The same row on the device that computes on it."""
+    if device.type == "cpu":
+        return row
+    tensors = {name: getattr(row, name) for name in ("positions_T", "tokens_T", "targets_T")}
+    return replace(row, **{name: tensor.to(device) for name, tensor in tensors.items() if tensor is not None})

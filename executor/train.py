@@ -152,6 +152,8 @@ def _introduce(plan: Plan, mini_batches: MiniBatches) -> None:
         f"{plan.model.name}: {plan.model.num_parameters / 1e6:,.1f} M parameters in {plan.precision} on "
         f"{plan.cluster.num_ranks} ranks, {plan.data.sequences} sequences a step; {phases}; home {plan.home.strategy}"
     )
+    if mini_batches.lengths_digest != plan.fingerprints.lengths:
+        log.warning("the plan was made for other lengths than this corpus has; its predictions may be far off")
     counts = mini_batches.counts
     if counts.truncated_sequences or counts.skipped_sequences:
         log.info(

@@ -1,7 +1,7 @@
 """All planners on one problem, side by side, under one evaluator and one bound."""
 
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from plans.errors import InputError
@@ -53,8 +53,9 @@ def compare(
 
 
 def planner_report(solution: Solution) -> dict[str, Any]:
-    """What `compare` says about one planner, for a single solution."""
-    return plan_report(solution.plan, solution.solve_time_s)
+    """What `compare` says of one planner, for a single solution, with the size of the exact model if there was one."""
+    size = asdict(solution.size) if solution.size else None
+    return {**plan_report(solution.plan, solution.solve_time_s), "size": size}
 
 
 def plan_report(plan: Plan, solve_time_s: float) -> dict[str, Any]:

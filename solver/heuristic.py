@@ -4,8 +4,8 @@ Merging looks at the phases' prices and at the switches of an order by length; t
 down, and the home is the best for it. A strategy has one phase only, so merging also goes on while one has two.
 """
 
-import itertools
 from collections.abc import Iterator
+from itertools import pairwise
 
 from solver.pool import Pool, Priced
 from solver.prices import Draft
@@ -72,7 +72,7 @@ def _merges(pool: Pool, phases: list[Priced], k: int, home: int) -> Iterator[lis
 def _rough_s(pool: Pool, phases: list[Priced], home: int) -> float:
     """Phases, and the known bounds of the switches of an order by length."""
     order = [priced.phase.candidate for priced in phases]
-    inner = sum(float(pool.switch_s[s, t]) for s, t in itertools.pairwise(order) if s != t)
+    inner = sum(float(pool.switch_s[s, t]) for s, t in pairwise(order) if s != t)
     ends = float(pool.leave_s[home, order[0]] + pool.return_s[order[-1], home])
     return sum(priced.seconds for priced in phases) + inner + ends
 

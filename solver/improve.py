@@ -43,7 +43,7 @@ def improve(pool: Pool, draft: Draft, seconds: float) -> tuple[Draft, float]:
 
 def realise(pool: Pool, state: State, below_s: float) -> tuple[Draft, float] | None:
     """A sound plan of these phases that is faster than `below_s`, in the best order and with the best home found."""
-    if len({candidate for *_, candidate in state}) < len(state) or len(state) > _MOST_PHASES:
+    if np.isinf(_optimistic_s(pool, state)):
         return None
     for first, last, candidate in sorted(state, key=lambda cell: pool.settled[cell[2], cell[0], cell[1]]):
         slack_s = below_s - _optimistic_s(pool, state)

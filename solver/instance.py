@@ -9,9 +9,9 @@ with nothing but this file: no solver library, no cost model.
     runner-up     home, column 2, home:             0.1 + 6 + 0.1           = 6.2 s
 """
 
-import itertools
 import json
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any, Self
 
 Seconds = float | None  # None: cannot be done
@@ -114,7 +114,7 @@ def objective_s(instance: Instance, choice: Choice) -> float:
 def _arcs(instance: Instance, choice: Choice) -> list[tuple[int | None, int | None, Seconds]]:
     """(source, target, seconds) of every switch of the step; None stands for home."""
     order = [instance.columns[k].strategy for k in choice.columns]
-    inner = [(s, t, instance.switch_s[s][t]) for s, t in itertools.pairwise(order)]
+    inner = [(s, t, instance.switch_s[s][t]) for s, t in pairwise(order)]
     leave = instance.leave_s[choice.home][order[0]]
     back = instance.return_s[order[-1]][choice.home]
     return [(None, order[0], leave), *inner, (order[-1], None, back)]

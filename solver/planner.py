@@ -25,6 +25,7 @@ from solver.static import static
 
 __all__ = ["Problem", "Search", "Solution", "solve"]
 
+_PRICING_SHARE = 0.7  # of the time that is left, so that the exact model gets some
 _SAME = 1e-9  # relative: times this close are equal
 
 
@@ -138,7 +139,9 @@ class Search:
         given = self.find("heuristic")
         if time.monotonic() >= self._deadline_s:
             return replace(given, planner="milp", note="the clock struck before pricing ended: the heuristic's plan")
-        narrowed = narrow(self.pool, given.draft, given.seconds, self._deadline_s, self._progress)
+        now_s = time.monotonic()
+        pricing_ends_s = now_s + _PRICING_SHARE * (self._deadline_s - now_s)
+        narrowed = narrow(self.pool, given.draft, given.seconds, pricing_ends_s, self._progress)
         self.size = Size(
             cells=narrowed.num_cells,
             columns=len(narrowed.instance.columns),

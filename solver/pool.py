@@ -1,8 +1,8 @@
 """What is known of all columns and switches of a problem: prices where they were worked out, lower bounds elsewhere."""
 
-import itertools
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,7 +81,7 @@ class Pool:
             return self.columns.get(cell, ())
         found: list[Priced] = []
         least_s, all_priced = np.inf, True
-        phases = [DraftPhase(first, last, candidate, m) for m in self.prices.options(last, candidate)]
+        phases = self.prices.phases(first, last, candidate)
         for phase in sorted(phases, key=lambda p: (self._bound_s(p), p.max_tokens)):
             better_s = min((p.seconds for p in found if p.phase.max_tokens <= phase.max_tokens), default=np.inf)
             seconds = self.prices.phase_up_to_s(phase, min(limit_s, better_s))
@@ -121,5 +121,5 @@ class Pool:
         order = [phase.candidate for phase in draft.phases]
         self.price_leave(draft.home, order[0])
         self.price_return(order[-1], draft.home)
-        for source, target in itertools.pairwise(order):
+        for source, target in pairwise(order):
             self.price_switch(source, target)

@@ -85,6 +85,10 @@ class Prices:
             self._options[last, candidate] = tuple(sorted(found, reverse=True))
         return self._options[last, candidate]
 
+    def phases(self, first: int, last: int, candidate: int) -> list[DraftPhase]:
+        """All phases of an interval under a candidate."""
+        return [DraftPhase(first, last, candidate, max_tokens) for max_tokens in self.options(last, candidate)]
+
     def fits(self, phase: DraftPhase, home: int) -> bool:
         """Whether the phase fits in memory beside a home."""
         return phase.max_tokens <= self.candidates[phase.candidate].max_tokens[home]

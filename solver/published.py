@@ -77,8 +77,7 @@ def published(problem: Problem) -> tuple[Prices, Draft, float]:
 
 def _cheapest(prices: Prices, bucket: int, candidate: int, home: int) -> DraftPhase | None:
     """With the max_tokens that price least; the artifact's own are not published for every interval."""
-    options = [DraftPhase(bucket, bucket, candidate, m) for m in prices.options(bucket, candidate)]
-    fitting = [phase for phase in options if prices.fits(phase, home)]
+    fitting = [phase for phase in prices.phases(bucket, bucket, candidate) if prices.fits(phase, home)]
     return min(fitting, key=lambda phase: (prices.phase_s(phase), -phase.max_tokens), default=None)
 
 

@@ -22,34 +22,35 @@ from plans.model import Precision
 
 Floats = NDArray[np.float64]
 
+_ROUNDING = 1 - 1e-9  # prices are sums in another order
+
 
 @dataclass(frozen=True, eq=False)
 class Boxes:
-    """What every rank holds, by rank and kind of parameter, and what every node holds."""
+    """What every rank holds. Index `rank` is that within the node."""
 
-    low: Floats  # [rank, kind, dim]
-    high: Floats  # [rank, kind, dim]; an empty box where nothing is held
-    first_on_node: NDArray[np.bool_]  # [rank, kind]: no lower rank of the node holds the same box
+    low: Floats  # [node, rank, kind of parameter, dim]
+    high: Floats  # [node, rank, kind, dim]; an empty box where nothing is held
+    first_on_node: NDArray[np.bool_]  # [node, rank, kind]: no lower rank of the node holds the same box
 
     @classmethod
     def of(cls, layout: Layout, ranks_per_node: int) -> "Boxes":
-        ranks, parameters = layout.strategy.num_ranks, layout.model.parameters
-        low, high = np.zeros((ranks, len(parameters), 3)), np.zeros((ranks, len(parameters), 3))
+        parameters = layout.model.parameters
+        shape = layout.strategy.num_ranks // ranks_per_node, ranks_per_node, len(parameters), 3
+        low, high = np.zeros(shape), np.zeros(shape)
         for kind, parameter in enumerate(parameters):
             for first, last in spans(parameter, layout.cuts):
                 for rank, box in layout.holdings(parameter, first):
-                    if not high[rank, kind, 0]:
-                        low[rank, kind, 0] = first
-                    high[rank, kind, 0] = last
-                    low[rank, kind, 1:], high[rank, kind, 1:] = (box.row0, box.col0), (box.row1, box.col1)
-        node = np.arange(ranks) // ranks_per_node
-        same = (low[:, None] == low[None]).all(-1) & (high[:, None] == high[None]).all(-1)
-        earlier = (node[:, None] == node[None])[..., None] & same & np.tri(ranks, k=-1, dtype=bool)[..., None]
-        return cls(low, high, ~earlier.any(axis=1))
+                    at = *divmod(rank, ranks_per_node), kind
+                    begins = low[at][0] if high[at][0] else first  # spans ascend
+                    low[at], high[at] = (begins, box.row0, box.col0), (last, box.row1, box.col1)
+        same = (low[:, :, None] == low[:, None]).all(-1) & (high[:, :, None] == high[:, None]).all(-1)
+        earlier = same & np.tri(ranks_per_node, k=-1, dtype=bool)[None, :, :, None]
+        return cls(low, high, ~earlier.any(axis=2))
 
     @property
     def numels(self) -> Floats:
-        """[rank]"""
+        """[node, rank]"""
         volumes: Floats = (self.high - self.low).prod(axis=-1).sum(axis=-1)
         return volumes
 
@@ -64,38 +65,28 @@ class SwitchBounds:
 
     def seconds(self, source: Boxes, target: Boxes, *, weights: bool, gradients: bool) -> float:
         """No switch from source to target that moves weights, gradients or both is faster."""
-        w_inside, w_between = self._moved(target, source) if weights else (np.zeros(1), np.zeros(1))
-        g_inside, g_between = self._moved(source, target) if gradients else (np.zeros(1), np.zeros(1))
-        w, g = self.precision.weight_bytes, self.precision.gradient_bytes
-        inside_s = _busiest(w_inside * w, g_inside * g) / self.wires.intra.bandwidth_bytes_per_s
-        between_s = 0.0
+        received_near, received_far = _moved(target, source, self.precision.weight_bytes * weights)
+        sent_near, sent_far = _moved(source, target, self.precision.gradient_bytes * gradients)
+        wire_s = _busiest(received_near, sent_near) / self.wires.intra.bandwidth_bytes_per_s
         if self.wires.inter is not None:
-            per_node = [self._per_node(w_between * w), self._per_node(g_between * g)]
-            between_s = _busiest(*per_node) / self.wires.inter.bandwidth_bytes_per_s
-        moved_w, moved_g = (w_inside + w_between) * w, (g_inside + g_between) * g
-        # Every byte is packed on one rank and unpacked on another.
-        copied = max(_busiest(moved_w, moved_g), 2 * (moved_w.mean() + moved_g.mean()))
-        return float(max(inside_s, between_s) + copied / self.copy_bytes_per_s) * (1 - 1e-9)
+            far_s = _busiest(received_far.sum(axis=1), sent_far.sum(axis=1)) / self.wires.inter.bandwidth_bytes_per_s
+            wire_s = max(wire_s, far_s)
+        copied = received_near + received_far + sent_near + sent_far
+        # Every byte is packed on one rank and unpacked on another, so the mean counts twice.
+        copy_s = max(copied.max(), 2 * copied.mean()) / self.copy_bytes_per_s
+        return float(wire_s + copy_s) * _ROUNDING
 
-    def _moved(self, needs: Boxes, held: Boxes) -> tuple[Floats, Floats]:
-        """[rank] elements of `needs` that the rank does not hold: on its own node, and elsewhere."""
-        ranks = len(needs.low)
-        low = np.maximum(needs.low[:, None], held.low[None])
-        high = np.minimum(needs.high[:, None], held.high[None])
-        common = np.maximum(high - low, 0).prod(axis=-1)  # [rank that needs, rank that holds, kind]
-        node = np.arange(ranks) // self.wires.ranks_per_node
-        mates = (node[:, None] == node[None])[..., None] & held.first_on_node[None]
-        own = np.einsum("rrk->r", common)
-        near = (common * mates).sum(axis=(1, 2))
-        return near - own, needs.numels - near
 
-    def _per_node(self, per_rank: Floats) -> Floats:
-        if per_rank.size == 1:
-            return per_rank
-        totals: Floats = per_rank.reshape(-1, self.wires.ranks_per_node).sum(axis=1)
-        return totals
+def _moved(needs: Boxes, held: Boxes, element_bytes: int) -> tuple[Floats, Floats]:
+    """[node, rank] bytes of `needs` that the rank does not hold: that its node holds, and others."""
+    low = np.maximum(needs.low[:, :, None], held.low[:, None])
+    high = np.minimum(needs.high[:, :, None], held.high[:, None])
+    common = np.maximum(high - low, 0).prod(axis=-1)  # [node, rank that needs, rank that holds, kind]
+    near = (common * held.first_on_node[:, None]).sum(axis=(2, 3))
+    own = np.einsum("nrrk->nr", common)
+    return (near - own) * element_bytes, (needs.numels - near) * element_bytes
 
 
 def _busiest(received: Floats, sent: Floats) -> float:
-    """Of links whose ends must receive and send so much at least. The rest of either kind is at most evenly spread."""
+    """Of links whose ends receive and send so much at least; what they do besides is at best spread evenly."""
     return float(max(received.max(), sent.max(), received.mean() + sent.mean()))

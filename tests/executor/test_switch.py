@@ -82,7 +82,7 @@ def run_pair(switcher: Switcher, rank: int, precision: Precision, source: Layout
     before = {name: gradient.clone() for name, gradient in old.gradients.items()}
     same = [name for name, box in source.boxes[rank].items() if target.boxes[rank].get(name) == box]
     masters_fit = gradient_dtype(precision) == weight_dtype(precision)
-    pointers = {}
+    pointers: dict[tuple[str, str], int] = {}
     if not target.home and (masters_fit or not source.home):
         pointers |= {("weight", name): old.weights[name].data_ptr() for name in same}
     if not source.home:
@@ -107,7 +107,7 @@ def run_pair(switcher: Switcher, rank: int, precision: Precision, source: Layout
 @pytest.fixture(scope="module")
 def outcomes() -> dict[Key, list[Outcome]]:
     """What every rank saw: fp64 with a staging that forces many rounds, bf16 with one that takes one."""
-    found = {}
+    found: dict[Key, list[Outcome]] = {}
     for precision, staging_bytes in ((Precision.fp64, SMALL_STAGING), (Precision.bf16, 2**20)):
         by_rank = run_ranks(4, run_pairs, precision, staging_bytes)
         found |= {(precision, *pair): list(ranks) for pair, *ranks in zip(PAIRS, *by_rank, strict=True)}
@@ -153,7 +153,7 @@ def test_what_stays_is_not_copied(outcomes: dict[Key, list[Outcome]]) -> None:
     } == {}
 
 
-def go_round(rank: int, world_size: int, precision: Precision, staging_bytes: int) -> list[tuple[str, ...]]:
+def go_round(rank: int, world_size: int, precision: Precision, staging_bytes: int) -> list[tuple[str, str, str]]:
     """Every cycle of three strategies; returns those that end with other bytes than they began with."""
     switcher = Switcher(precision, RANKS_PER_NODE, staging_bytes, torch.device("cpu"))
     layouts = {strategy: place(strategy) for strategy in STRATEGIES}

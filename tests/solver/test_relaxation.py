@@ -1,6 +1,7 @@
 """The bounds that decide what is never priced: a wrong one loses the optimum silently."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -24,7 +25,11 @@ def relaxation_of(instance: Instance) -> Relaxation:
         cell = column.strategy, column.first, column.last
         cost_s[cell] = min(cost_s[cell], column.cost_s)
     return Relaxation(
-        cost_s, array(instance.switch_s), array(instance.leave_s), array(instance.return_s), np.array(instance.optimizer_s)
+        cost_s,
+        array(instance.switch_s),
+        array(instance.leave_s),
+        array(instance.return_s),
+        np.array(instance.optimizer_s),
     )
 
 
@@ -91,7 +96,7 @@ def test_tolls_change_no_plan() -> None:
             strategies = [column.strategy for column in order]
             seconds = sum(relaxation.cost_s[c.strategy, c.first, c.last] for c in order)
             seconds += relaxation.leave_s[home, strategies[0]] + relaxation.return_s[strategies[-1], home]
-            seconds += sum(relaxation.switch_s[s, t] for s, t in zip(strategies, strategies[1:], strict=False))
+            seconds += sum(relaxation.switch_s[s, t] for s, t in pairwise(strategies))
             assert seconds + relaxation.optimizer_s[home] <= found[0] + 1e-9
             assert seconds + relaxation.optimizer_s[home] >= relaxation.bound_s - 1e-9
 
