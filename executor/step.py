@@ -80,8 +80,8 @@ class Engine:
         self._plan = plan
         self._rank = dist.get_rank()
         self._device = device
-        strategies = [layout.strategy for layout in plan.layouts]
-        groups = groups or Groups(strategies, timeout_s=timeout_s)
+        if groups is None:
+            groups = Groups((layout.strategy for layout in plan.layouts), timeout_s=timeout_s)
         self._pipelines = tuple(
             Pipeline.at(layout, self._rank, groups.tensor_parallel(layout.strategy), phase=str(layout.strategy))
             for layout in plan.layouts

@@ -28,7 +28,8 @@ class _Flight:
     """An operation that was posted."""
 
     work: dist.Work
-    what: str
+    what: str  # for people, if it fails
+    arrived: tuple[Message, ...]  # what can be unpacked when it has ended
 
 
 class Switcher:
@@ -87,8 +88,8 @@ class Switcher:
         for flight in flights:
             with waiting(flight.what):
                 flight.work.wait()
-        for message in turn.receives:
-            self._unpack(message, new)
+            for message in flight.arrived:  # while the later ones travel
+                self._unpack(message, new)
 
     def _post(self, turn: Turn, where: str) -> list[_Flight]:
         """Start all messages, in an order that all ranks share."""
@@ -97,20 +98,24 @@ class Switcher:
             distances = range(first, first + _MAX_DISTANCES)
             sends = [m for m in turn.sends if (m.peer - self._rank) % self._num_ranks in distances]
             receives = [m for m in turn.receives if (self._rank - m.peer) % self._num_ranks in distances]
-            operations = [dist.P2POp(dist.isend, self._bytes(m), m.peer) for m in sends]
-            operations += [dist.P2POp(dist.irecv, self._bytes(m), m.peer) for m in receives]
-            whats = [f"waiting for rank {m.peer} to take {mib(m.num_bytes)}, {where}" for m in sends]
-            whats += [f"waiting for {mib(m.num_bytes)} from rank {m.peer}, {where}" for m in receives]
-            if not operations:
-                continue
-            with waiting(f"posting {len(operations)} messages, {where}"):
-                works = dist.batch_isend_irecv(operations)
-            for operation in operations[: len(sends)]:
-                self.sent_bytes[operation.peer] += operation.tensor.nbytes
-            if len(works) < len(operations):  # NCCL: one work for the batch
-                whats = ["; ".join(whats)] * len(works)
-            flights += [_Flight(work, what) for work, what in zip(works, whats, strict=True)]
+            flights += self._post_batch(sends, receives, where)
         return flights
+
+    def _post_batch(self, sends: list[Message], receives: list[Message], where: str) -> list[_Flight]:
+        operations = [dist.P2POp(dist.irecv, self._bytes(m), m.peer) for m in receives]
+        operations += [dist.P2POp(dist.isend, self._bytes(m), m.peer) for m in sends]
+        if not operations:
+            return []
+        with waiting(f"posting {len(operations)} messages, {where}"):
+            works = dist.batch_isend_irecv(operations)
+        for operation in operations[len(receives) :]:
+            self.sent_bytes[operation.peer] += operation.tensor.nbytes
+        whats = [f"waiting for {mib(m.num_bytes)} from rank {m.peer}" for m in receives]
+        whats += [f"waiting for rank {m.peer} to take {mib(m.num_bytes)}" for m in sends]
+        arrived: list[tuple[Message, ...]] = [*((m,) for m in receives), *(() for _ in sends)]
+        if len(works) < len(operations):  # NCCL: one work for the batch
+            whats, arrived = ["; ".join(whats)], [tuple(receives)]
+        return [_Flight(*each) for each in zip(works, (f"{what}, {where}" for what in whats), arrived, strict=True)]
 
     def _bytes(self, message: Message) -> Tensor:
         return self._staging[message.start : message.start + message.num_bytes]
@@ -132,7 +137,10 @@ class Switcher:
         for part in message.gradients:
             target = new.gradients[part.name][part.index]
             arrived = _stretch(gradients, part, target)
-            _ = target.add_(arrived) if part.add else target.copy_(arrived)
+            if part.add:
+                target.add_(arrived)
+            else:
+                target.copy_(arrived)
         for part in message.weights:
             target = new.weights[part.name][part.index]
             target.copy_(_stretch(weights, part, target))

@@ -74,6 +74,8 @@ def train(options: RunOptions) -> None:
         InputError: plan, corpus or options cannot be used; every rank raises the same, before any communication.
         WaitError: another rank failed or was silent for too long.
     """
+    if not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
+        raise InputError(f"{options.plan}: a run has one process per rank; start it with torchrun, or as `hotspa run`")
     timeout = timedelta(seconds=options.timeout_s)
     store, rank, world_size = next(rendezvous("env://", timeout=timeout))
     try:

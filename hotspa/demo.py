@@ -19,13 +19,13 @@ from plans.plan_file import read_plan
 
 OUT = Path("runs/demo")
 MODEL = "tiny"
-SEQUENCES = 48  # a mini_batch
-MAX_LEN = 32768
-STEPS = 6
+SEQUENCES = 24  # of a mini_batch
+MAX_LEN = 8192
+STEPS = 5
 WARM_UP_STEPS = 1
 PLANNERS: tuple[PlannerName, ...] = ("static", "heuristic", "milp")
 # Declared, as for an accelerator: the longest files fit on one rank only when tp or pp divides the model over several.
-MEMORY_BYTES = 512 * 2**20
+MEMORY_BYTES = 130 * 2**20
 
 
 class Run(NamedTuple):
@@ -50,7 +50,7 @@ def main() -> int:
     hotspa("profile", "--model", MODEL, "--nproc", num_ranks, "-o", profile)
     hotspa("lengths", corpus, "-o", lengths)
     inputs = ["--model", MODEL, "--cluster", cluster, "--profile", profile, "--lengths", lengths]
-    inputs += ["--sequences", SEQUENCES, "--max-len", MAX_LEN, "--overlong", "truncate", "--precision", "fp32"]
+    inputs += ["--sequences", SEQUENCES, "--max-len", MAX_LEN, "--overlong", "skip", "--precision", "fp32"]
     runs: dict[PlannerName, Run] = {}
     for planner in PLANNERS:
         plan, out = OUT / f"{planner}.yaml", OUT / planner

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from costmodel.fit import fit_profile
 from executor.local import run_local
-from executor.measure import NEEDED_ROWS, ROWS, Pace, measure_here, measurements_text, read_measurements
+from executor.measure import NEEDED_ROWS, ROWS, Pace, measure_here
+from executor.measurement_file import measurements_text, read_measurements
 from executor.specimens import Specimen, both_passes
 from executor.stopwatch import Stopwatch
 from executor.tensor_parallel import TensorParallel
@@ -109,8 +110,8 @@ def sleep_longer(rank: int, world_size: int) -> list[tuple[float, int]]:
 def test_a_time_is_the_median_of_the_slowest_rank_after_a_warm_up() -> None:
     """Cold caches and idle ranks would make every figure wrong."""
     for (seconds, repeats), (late, calls) in run_ranks(2, sleep_longer):
-        assert seconds == pytest.approx(0.04, rel=0.3)
-        assert (late, repeats, calls) == (0.0, 9, 10)
+        assert 0.04 <= seconds < 0.2
+        assert not late and 3 <= repeats == calls - 1 <= 9
 
 
 def test_passes_are_timed_apart() -> None:
@@ -130,7 +131,8 @@ def test_passes_are_timed_apart() -> None:
     x = torch.ones(2, requires_grad=True)
     for _ in range(2):  # the first backward pass of a process starts threads
         forward_s, backward_s = both_passes(lambda: Slow.apply(x))  # type: ignore[no-untyped-call]
-    assert 0.01 <= forward_s < 0.03 <= backward_s < 0.06
+    assert 0.01 <= forward_s < backward_s
+    assert backward_s >= 0.03
 
 
 def test_transfers_pair_up_on_every_link() -> None:

@@ -253,6 +253,15 @@ def test_eight_ranks_in_three_directions_are_one_device() -> None:
         assert_like_one_device(plan, ranks, documents)
 
 
+def test_one_rank_alone_is_one_device() -> None:
+    """A plan for one rank runs too: nothing is sent, everything stays where it is."""
+    plan = make_plan(MODEL, [(1, 32, "dp1")], home="dp1")
+    documents = make_documents(LENGTHS)
+    ((outcome,),) = run_ranks(1, run_plans, [plan], [documents])
+    assert_like_one_device(plan, [outcome], documents)
+    assert outcome.record.switch_bytes == 0
+
+
 def run_without_update(rank: int, world_size: int) -> tuple[StepRecord, StepRecord, bool]:
     """A mini_batch without targets, then one with a weight that is not finite."""
     plan = make_plan(MODEL, phases("dp2", "tp2"), home="dp2")

@@ -104,6 +104,16 @@ def test_a_corpus_with_more_ids_than_the_model_is_refused(folder: Path) -> None:
     assert done.returncode != 0 and "vocab_size 200" in done.stderr and "vocab_size 256" in done.stderr
 
 
+def test_without_torchrun_it_says_how_to_start_it(folder: Path) -> None:
+    """A process alone would wait for others that nobody starts."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    done = subprocess.run(
+        [sys.executable, *command(folder)[6:]], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("executor: ") and done.stderr.count("\n") == 1 and "torchrun" in done.stderr
+
+
 def test_a_killed_rank_ends_the_run_in_bounded_time(folder: Path) -> None:
     """Otherwise the other ranks hold their machines until somebody looks."""
     process = subprocess.Popen(

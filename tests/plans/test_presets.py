@@ -37,7 +37,7 @@ def config(tmp_path: Path, **changes: object) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("name", "billions"), [("llama-7b", 6.73), ("llama-13b", 13.0), ("llama-32b", 32.5), ("tiny", 0.0008)]
+    ("name", "billions"), [("llama-7b", 6.73), ("llama-13b", 13.0), ("llama-32b", 32.5), ("tiny", 0.00047)]
 )
 def test_presets_have_the_size_of_their_name(name: str, billions: float) -> None:
     """A slip in a shape prices another model."""
