@@ -107,9 +107,9 @@ def measure(
 
 def measure_here(tell: Tell, model: ModelSpec, precision: Precision, pace: Pace) -> list[Measurement]:
     """Measure on this rank, together with all others of the process group; all return the same."""
-    session = _Session(model, precision, pace)
-    jobs = [*session.transfers(), *session.copies(), *session.optimizers(), *session.ends(), *session.layers()]
-    found: list[Measurement] = [session.machine()]
+    bench = _Bench(model, precision, pace)
+    jobs = [*bench.transfers(), *bench.copies(), *bench.optimizers(), *bench.ends(), *bench.layers()]
+    found: list[Measurement] = [bench.machine()]
     for done, (title, job) in enumerate(jobs):
         if dist.get_rank() == 0:
             tell((title, done, len(jobs)))
@@ -120,7 +120,7 @@ def measure_here(tell: Tell, model: ModelSpec, precision: Precision, pace: Pace)
 Job = tuple[str, Callable[[], Iterable[Measurement]]]
 
 
-class _Session:
+class _Bench:
     """What the measurements share: the ranks, a specimen for every tp, and the time that is left."""
 
     def __init__(self, model: ModelSpec, precision: Precision, pace: Pace) -> None:

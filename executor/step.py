@@ -104,7 +104,7 @@ class Engine:
             self.home.step(done.home.gradients, norm, step)
         elif self._rank == 0:
             why = f"the gradient's norm is {norm}" if mini_batch.num_targets else "no sequence has a target token"
-            log.warning("step %d: %s; the weights stay as they are", step, why)
+            log.warning("warning: step %d: %s; the weights stay as they are", step, why)
         done.clock.mark()
         return self._record(step, mini_batch, done, rows_RN, norm, updated)
 

@@ -140,6 +140,7 @@ def _run(options: RunOptions, inputs: _Inputs, rank: int, device: torch.device) 
         if rank == 0:
             _introduce(plan, mini_batches)
             metrics = stack.enter_context((options.out / METRICS).open("x", encoding="utf-8"))
+        dist.barrier()  # from here on the ranks' clocks count alike
         for step in range(1, options.steps + 1):
             record = engine.step(step, mini_batches.step(step), mini_batches.tokens)
             if metrics is not None:
@@ -155,7 +156,7 @@ def _introduce(plan: Plan, mini_batches: MiniBatches) -> None:
         f"{plan.cluster.num_ranks} ranks, {plan.data.sequences} sequences a step; {phases}; home {plan.home.strategy}"
     )
     if mini_batches.lengths_digest != plan.fingerprints.lengths:
-        log.warning("the plan was made for other lengths than this corpus has; its predictions may be far off")
+        log.warning("warning: the plan was made for other lengths than this corpus has; its predictions may be far off")
     counts = mini_batches.counts
     if counts.truncated_sequences or counts.skipped_sequences:
         log.info(

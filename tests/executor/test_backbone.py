@@ -24,7 +24,7 @@ def test_257_micro_batches_of_ones_sum_to_257(weight_dtype: torch.dtype, gradien
     buffer = backbone.gradients["w"]
     at = buffer.data_ptr()
     for _ in range(257):
-        backbone.weights["w"].sum().backward()  # type: ignore[no-untyped-call]
+        backbone.weights["w"].sum().backward()
     assert torch.equal(buffer, torch.full((3,), 257.0, dtype=gradient_dtype))
     assert backbone.gradients["w"] is buffer and buffer.data_ptr() == at
     own = backbone.weights["w"].grad
@@ -37,7 +37,7 @@ def test_a_released_holding_is_gone_from_the_backbone() -> None:
     held = backbone.release()
     assert not backbone.weights and not backbone.gradients
     backbone.adopt(held)
-    backbone.weights["w"].sum().backward()  # type: ignore[no-untyped-call]
+    backbone.weights["w"].sum().backward()
     assert backbone.gradients["w"].tolist() == [1.0] * 3  # added once, though adopted twice
 
 
