@@ -101,7 +101,7 @@ class _Run:
         self._stage, self._weights, self._micro_batches = pipeline.stage, weights, micro_batches
         self._scale = 1 / max(num_targets, 1)  # without any target the loss is 0, not 0 / 0
         self._held: dict[int, tuple[Tensor | None, Tensor]] = {}  # micro_batch -> input and output of the stage
-        self.loss_sum = torch.zeros((), dtype=torch.float64)
+        self.loss_sum = torch.zeros((), dtype=torch.float64, device=next(iter(weights.values())).device)
 
     def forward(self, action: Action, x_TD: Tensor | None) -> Tensor | None:
         """The activations for the next stage, [T/tp, D]; None on the last."""

@@ -33,7 +33,7 @@ class _Flight:
 
 
 class Switcher:
-    """Runs the switches of a plan on one rank, on the world's group. Its buffer is made once and kept."""
+    """Runs the switches of a plan on one rank, on the world's group."""
 
     def __init__(self, precision: Precision, ranks_per_node: int, staging_bytes: int, device: torch.device) -> None:
         self._rank = dist.get_rank()
@@ -57,8 +57,6 @@ class Switcher:
         if found is None:
             found = exchange(self._rank, source, target, self._ranks_per_node, self._precision, self._staging_bytes)
             agree(f"operations of switch {found.name}", found.digest)
-            if found.staging_bytes > self._staging.numel():
-                self._staging = torch.empty(found.staging_bytes, dtype=torch.uint8, device=self._staging.device)
             self._exchanges[source, target] = found
         return found
 
@@ -74,8 +72,11 @@ class Switcher:
         if target.home:
             old.weights.clear()
         new = Holding()
+        # Only for this switch: while a phase computes, the room belongs to its activations (plans.memory).
+        self._staging = self._staging.new_empty(steps.staging_bytes)
         for index, turn in enumerate(steps.turns):
             self._run_turn(turn, old, new, f"switch {steps.name}, round {index + 1} of {len(steps.turns)}")
+        self._staging = self._staging.new_empty(0)
         return new
 
     def _run_turn(self, turn: Turn, old: Holding, new: Holding, where: str) -> None:

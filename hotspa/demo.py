@@ -6,6 +6,7 @@ Every figure on the screen is measured or solved here and now; each step prints 
 import json
 import os
 import shlex
+import shutil
 import statistics
 import subprocess
 import sys
@@ -35,7 +36,8 @@ class Run(NamedTuple):
 
 def main() -> int:
     num_ranks = max(2, os.cpu_count() or 1)
-    OUT.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(OUT, ignore_errors=True)  # of the demo before: a run never overwrites another's metrics
+    OUT.mkdir(parents=True)
     corpus, cluster, profile, lengths = (
         OUT / "corpus.jsonl",
         OUT / "cluster.yaml",
