@@ -58,6 +58,8 @@ class Backbone:
     def release(self) -> Holding:
         """Give the tensors away, for a switch that takes them one by one."""
         held, self._holding = self._holding, Holding()
+        for weight in held.weights.values():
+            weight.grad = None  # home's masters may serve as weights: they must not keep a buffer that moves on
         return held
 
     def adopt(self, held: Holding) -> None:

@@ -12,5 +12,5 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """The same value with some fields changed. Made anew, since pydantic's own copy checks nothing and keeps caches."""
+        """The same value with some fields changed. Made anew: pydantic's own copy checks nothing and keeps caches."""
         return type(self)(**{name: getattr(self, name) for name in type(self).model_fields} | dict(update or {}))
