@@ -96,33 +96,38 @@ class Layout:
         first = sum(layers[:stage])
         return range(first, first + layers[stage])
 
-    def _stage_of(self, kind: int, parameter: Parameter, layer: int) -> int:
+    def _stages_of(self, kind: int, parameter: Parameter, layer: int) -> tuple[int, ...]:
+        """The stages that hold a parameter: one, or both ends of the pipeline."""
         layers = self.layers_per_stage[kind]
+        last = len(layers) - 1
         if parameter.place == "first":
-            return 0
+            return (0,)
         if parameter.place == "last":
-            return len(layers) - 1
-        return next(stage for stage in range(len(layers)) if layer in self.stage_layers(kind, stage))
+            return (last,)
+        if parameter.place == "ends":
+            return (0, last) if last else (0,)
+        return tuple(stage for stage in range(len(layers)) if layer in self.stage_layers(kind, stage))
 
     def holdings(self, parameter: Parameter, layer: int = 0) -> tuple[Holding, ...]:
         """Every rank that holds a part of this parameter, with its box, by rank. `layer` is for layer parameters."""
-        stages = tuple(self._stage_of(kind, parameter, layer) for kind in range(len(self.strategy.kinds)))
+        stages = tuple(self._stages_of(kind, parameter, layer) for kind in range(len(self.strategy.kinds)))
         key = parameter.name, stages
         if key not in self._held:
             self._held[key] = self._on_stages(parameter, stages)
         return self._held[key]
 
     @cached_property
-    def _held(self) -> dict[tuple[str, tuple[int, ...]], tuple[Holding, ...]]:
-        """Holdings found so far, by parameter and the stage of each kind of replica."""
+    def _held(self) -> dict[tuple[str, Stages], tuple[Holding, ...]]:
+        """Holdings found so far, by parameter and its stages in each kind of replica."""
         return {}
 
-    def _on_stages(self, parameter: Parameter, stages: tuple[int, ...]) -> tuple[Holding, ...]:
+    def _on_stages(self, parameter: Parameter, stages: Stages) -> tuple[Holding, ...]:
         held: list[Holding] = []
         for replica in self.strategy.replicas:
             tp = self.strategy.kinds[replica.kind].tp
-            for row in replica.ranks[stages[replica.kind]]:
-                held.extend(Holding(rank, _shard(parameter, tp, index)) for index, rank in enumerate(row))
+            for stage in stages[replica.kind]:
+                for row in replica.ranks[stage]:
+                    held.extend(Holding(rank, _shard(parameter, tp, index)) for index, rank in enumerate(row))
         if self.home:
             held = _divide_among_holders(held)
         return tuple(sorted(h for h in held if h.box.numel))
@@ -169,7 +174,7 @@ def spans(parameter: Parameter, cuts: tuple[int, ...]) -> tuple[tuple[int, int],
 
 def every_parameter(model: ModelSpec) -> tuple[tuple[Parameter, int], ...]:
     """Each single parameter as (kind, layer), in the order of the forward pass."""
-    first = [(p, 0) for p in model.parameters if p.place == "first"]
+    first = [(p, 0) for p in model.parameters if p.place in ("first", "ends")]
     layers = [(p, layer) for layer in range(model.num_layers) for p in model.parameters if p.place == "layer"]
     last = [(p, 0) for p in model.parameters if p.place == "last"]
     return (*first, *layers, *last)

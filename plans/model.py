@@ -6,7 +6,7 @@ Parameters carry the names of the Hugging Face checkpoints, so that nothing is r
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -14,7 +14,8 @@ from plans.errors import InputError
 from plans.record import Record
 
 Split = Literal["rows", "cols", "none"]
-Place = Literal["first", "layer", "last"]
+Place = Literal["first", "layer", "last", "ends"]
+Family = Literal["llama", "mistral", "qwen2", "qwen3"]
 
 
 class Precision(StrEnum):
@@ -42,7 +43,7 @@ class Parameter:
     rows: int
     cols: int
     split: Split  # the dim that tensor parallelism divides; "none": every tp rank holds the whole
-    place: Place  # first pipeline stage, the stage of its layer, or last stage
+    place: Place  # first pipeline stage, the stage of its layer, last stage, or both ends (a tied embedding)
     unit: int = 1  # tensor parallelism never cuts inside this many rows or columns (a head)
     vector: bool = False
 
@@ -51,31 +52,42 @@ class Parameter:
 
 
 class ModelSpec(Record):
-    """A decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU, untied head."""
+    """A decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU."""
 
     name: str = Field(min_length=1)
+    family: Family = "llama"  # whose names and settings a checkpoint has
     num_layers: int = Field(ge=1)
     hidden_size: int = Field(ge=1)
     ffn_size: int = Field(ge=1)
     num_heads: int = Field(ge=1)
     num_kv_heads: int = Field(ge=1)
+    head_dim: int = Field(default=0, ge=2)  # filled in below where it is not given: hidden_size / num_heads
     vocab_size: int = Field(ge=2)
     rope_theta: float = Field(default=10000.0, gt=0)
     norm_eps: float = Field(default=1e-5, gt=0)
+    qkv_bias: bool = False  # of the query, key and value projections (Qwen2)
+    qk_norm: bool = False  # RMSNorm over each head of queries and keys, before they are rotated (Qwen3)
+    tied_embeddings: bool = False  # the head is the embedding
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_head_dim(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or "head_dim" in values:
+            return values
+        hidden, heads = values.get("hidden_size"), values.get("num_heads")
+        if not (isinstance(hidden, int) and isinstance(heads, int)) or heads < 1:
+            return values  # their own checks say what is wrong
+        if hidden % heads:
+            raise InputError(f"hidden_size {hidden} is not a multiple of num_heads {heads}; give head_dim")
+        return {**values, "head_dim": hidden // heads}
 
     @model_validator(mode="after")
     def _heads_divide(self) -> Self:
-        if self.hidden_size % self.num_heads:
-            raise InputError(f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}")
         if self.num_heads % self.num_kv_heads:
             raise InputError(f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}")
         if self.head_dim % 2:
             raise InputError(f"head size {self.head_dim} is odd; rotary positions rotate pairs")
         return self
-
-    @property
-    def head_dim(self) -> int:
-        return self.hidden_size // self.num_heads
 
     @cached_property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -84,22 +96,42 @@ class ModelSpec(Record):
         q_size, kv_size = self.num_heads * head, self.num_kv_heads * head
         layer = "model.layers.{layer}."
 
-        def norm(name: str, place: Place) -> Parameter:
-            return Parameter(name, hidden, 1, "none", place, vector=True)
+        def norm(name: str, place: Place, size: int = hidden) -> Parameter:
+            return Parameter(name, size, 1, "none", place, vector=True)
 
+        def bias(name: str, size: int) -> Parameter:
+            return Parameter(layer + name, size, 1, "rows", "layer", unit=head, vector=True)
+
+        biases = (
+            bias("self_attn.q_proj.bias", q_size),
+            bias("self_attn.k_proj.bias", kv_size),
+            bias("self_attn.v_proj.bias", kv_size),
+        )
+        head_norms = (
+            norm(layer + "self_attn.q_norm.weight", "layer", head),
+            norm(layer + "self_attn.k_norm.weight", "layer", head),
+        )
         return (
-            Parameter("model.embed_tokens.weight", self.vocab_size, hidden, "rows", "first"),
+            Parameter(
+                "model.embed_tokens.weight",
+                self.vocab_size,
+                hidden,
+                "rows",
+                "ends" if self.tied_embeddings else "first",
+            ),
             norm(layer + "input_layernorm.weight", "layer"),
             Parameter(layer + "self_attn.q_proj.weight", q_size, hidden, "rows", "layer", unit=head),
             Parameter(layer + "self_attn.k_proj.weight", kv_size, hidden, "rows", "layer", unit=head),
             Parameter(layer + "self_attn.v_proj.weight", kv_size, hidden, "rows", "layer", unit=head),
+            *(biases if self.qkv_bias else ()),
+            *(head_norms if self.qk_norm else ()),
             Parameter(layer + "self_attn.o_proj.weight", hidden, q_size, "cols", "layer", unit=head),
             norm(layer + "post_attention_layernorm.weight", "layer"),
             Parameter(layer + "mlp.gate_proj.weight", ffn, hidden, "rows", "layer"),
             Parameter(layer + "mlp.up_proj.weight", ffn, hidden, "rows", "layer"),
             Parameter(layer + "mlp.down_proj.weight", hidden, ffn, "cols", "layer"),
             norm("model.norm.weight", "last"),
-            Parameter("lm_head.weight", self.vocab_size, hidden, "rows", "last"),
+            *(() if self.tied_embeddings else (Parameter("lm_head.weight", self.vocab_size, hidden, "rows", "last"),)),
         )
 
     @property

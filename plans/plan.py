@@ -17,6 +17,7 @@ from plans.strategy import Strategy
 PlannerName = Literal["static", "published", "heuristic", "milp"]
 Status = Literal["proven_optimal", "feasible", "heuristic"]
 Overlong = Literal["refuse", "truncate", "skip"]
+Recompute = Literal["none", "selective", "full"]  # of activations in the backward pass; selective: attention and MLP
 Digest = str  # "sha256:" and 64 hex digits
 
 
@@ -47,7 +48,7 @@ class Phase(Record):
     min_len: int = Field(ge=1)
     max_len: int = Field(ge=1)
     division: Division
-    recompute: Literal["none"] = "none"
+    recompute: Recompute = "none"
     packing: tuple[PackingRule, ...]  # one per kind of replica
     time_s: float = Field(ge=0)  # predicted, mean over the sampled mini_batches
     memory_bytes: int = Field(ge=0)  # predicted, of the fullest rank
