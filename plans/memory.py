@@ -20,7 +20,7 @@ from plans.record import Record
 from plans.schedule import micro_batches_in_flight
 from plans.switch import staged_bytes, switch_between
 
-# Large enough for a layer of a 13B model to travel from all pipeline stages at once: with 256 MiB rounds would end while
+# Large enough for a layer of a 13B model to travel from all pipeline stages at once: with 256 MiB, rounds end while
 # most ranks idle. No activation is alive during a switch, so there is room.
 DEFAULT_STAGING_BYTES = 2**30
 
