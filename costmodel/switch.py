@@ -1,10 +1,10 @@
-"""Seconds of a switch, from the very routes that the executor takes.
+"""Seconds of a switch, from the very routes that the executor takes, in the very rounds.
 
 In every round a rank packs what it sends into staging buffers, exchanges one message with each peer, copies what moves
 within the rank, and unpacks what it received. All ranks wait for the slowest, so
 
     seconds = max over ranks of (packed + local + unpacked bytes) / copy bandwidth
-            + max over links of bytes in the busier direction / bandwidth
+            + sum over rounds of the max over links of bytes in the busier direction / bandwidth
             + rounds * max over ranks of the latency of a message to (or from) every peer
 
 where a link is a rank's to the others of its node, or a node's to the other nodes. Both directions of a link work at
@@ -15,11 +15,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from costmodel.comm import Wires
 from plans.layout import Layout
 from plans.model import Precision
 from plans.routes import Route
-from plans.switch import switch_between
+from plans.switch import Switch, Unit, divide, switch_between
 
 Pairs = Mapping[tuple[int, int], float]  # (source, target) -> amount
 
@@ -47,23 +50,44 @@ def switch_s(source: Layout, target: Layout, precision: Precision, machine: Swit
     ):
         for rank, num_bytes in _local_bytes(routes, size, kept).items():
             copied[rank] += num_bytes
-    rounds = -(-max(staged.values(), default=0) // machine.staging_bytes)
     copy_s = max(copied.values(), default=0.0) / machine.copy_bytes_per_s
-    return copy_s + _wire_s(pairs, machine.wires) + rounds * _latency_s(pairs, machine.wires)
+    if not pairs:
+        return copy_s
+    found = divide(switch, source.model, precision, machine.staging_bytes)
+    return copy_s + _wire_s(switch, found, precision, machine.wires) + len(found) * _latency_s(pairs, machine.wires)
 
 
-def _wire_s(pairs: Pairs, wires: Wires) -> float:
-    """Seconds that the busiest link needs for its bytes."""
-    inside: defaultdict[tuple[int, int], float] = defaultdict(float)
-    between: defaultdict[tuple[int, int], float] = defaultdict(float)
-    for (source, target), num_bytes in pairs.items():
-        nodes = wires.node_of(source), wires.node_of(target)
-        if nodes[0] == nodes[1]:
-            inside[source, target] += num_bytes
-        else:
-            between[nodes] += num_bytes
-    seconds = _busiest(inside) / wires.intra.bandwidth_bytes_per_s
-    return max(seconds, _busiest(between) / wires.between_nodes().bandwidth_bytes_per_s) if between else seconds
+def _wire_s(switch: Switch, rounds: Sequence[Sequence[Unit]], precision: Precision, wires: Wires) -> float:
+    """Seconds that the busiest link of each round needs for its bytes, over all rounds."""
+    loads_s = _unit_loads_s(switch, precision, wires)
+    units = [(unit.parameter, unit.run) for units in rounds for unit in units]
+    starts = np.cumsum([0, *map(len, rounds[:-1])])
+    every = np.array([loads_s.get(unit, loads_s[None]) for unit in units])
+    return float(np.add.reduceat(every, starts).max(axis=1).sum())
+
+
+def _unit_loads_s(
+    switch: Switch, precision: Precision, wires: Wires
+) -> dict[tuple[str, int] | None, NDArray[np.float64]]:
+    """(parameter, run) -> seconds that every link, in every direction, needs for one layer; None -> of what stays."""
+    ranks, nodes = wires.num_ranks, wires.num_ranks // wires.ranks_per_node
+    loads: dict[tuple[str, int] | None, NDArray[np.float64]] = {None: np.zeros(2 * (ranks + nodes))}
+    intra = 1 / wires.intra.bandwidth_bytes_per_s
+    inter = 1 / wires.between_nodes().bandwidth_bytes_per_s if nodes > 1 else 0.0
+    for routes, size in ((switch.weights, precision.weight_bytes), (switch.gradients, precision.gradient_bytes)):
+        for route in routes:
+            if route.local:
+                continue
+            key = route.parameter, route.first_layer
+            if key not in loads:
+                loads[key] = np.zeros(2 * (ranks + nodes))
+            a, b = wires.node_of(route.source), wires.node_of(route.target)
+            num_bytes = route.box.numel * size
+            if a == b:  # [out of a rank, into a rank, out of a node, into a node]
+                loads[key][[route.source, ranks + route.target]] += num_bytes * intra
+            else:
+                loads[key][[2 * ranks + a, 2 * ranks + nodes + b]] += num_bytes * inter
+    return loads
 
 
 def _latency_s(pairs: Pairs, wires: Wires) -> float:

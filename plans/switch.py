@@ -9,10 +9,13 @@ every rank under a limit; all ranks derive the same rounds from the same routes.
 """
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
+from typing import NamedTuple
 
-from plans.layout import Box, Layout, every_parameter
+from plans.layout import Box, Layout
 from plans.model import ModelSpec, Precision
 from plans.routes import Route, gradient_routes, traffic, weight_routes
 
@@ -62,35 +65,79 @@ def switch_between(source: Layout, target: Layout, ranks_per_node: int) -> Switc
     )
 
 
-def rounds(switch: Switch, model: ModelSpec, precision: Precision, staging_bytes: int) -> tuple[Round, ...]:
-    """Divide a switch into rounds in which no rank stages more than `staging_bytes`, sent and received together.
+class Unit(NamedTuple):
+    """A single parameter: the smallest part of a round. Those of one kind and one run of layers move alike."""
+
+    parameter: str  # name of the kind, with `{layer}`
+    run: int  # first of the layers that are held alike; what its routes name as first_layer
+    layer: int
+
+    @property
+    def name(self) -> str:
+        return self.parameter.format(layer=self.layer)
+
+
+def divide(switch: Switch, model: ModelSpec, precision: Precision, staging_bytes: int) -> tuple[tuple[Unit, ...], ...]:
+    """Rounds as lists of parameters, such that no rank stages more than `staging_bytes`, sent and received together.
 
     A parameter is never divided, so one whose own traffic is larger has a round to itself.
     """
-    weights, gradients = _by_parameter(switch.weights), _by_parameter(switch.gradients)
-    found: list[Round] = []
+    staged_by = _staged_by_unit(switch, precision)
+    found: list[tuple[Unit, ...]] = []
+    units: list[Unit] = []
     staged: defaultdict[int, int] = defaultdict(int)
-    round_weights: list[Move] = []
-    round_gradients: list[Move] = []
-    for parameter, layer in every_parameter(model):
-        name = parameter.full_name(layer)
-        new: defaultdict[int, int] = defaultdict(int)
-        for moves, size in ((weights[name], precision.weight_bytes), (gradients[name], precision.gradient_bytes)):
-            for move in moves:
-                if move.source != move.target:
-                    new[move.source] += move.box.numel * size
-                    new[move.target] += move.box.numel * size
+    for unit in _interleaved(switch, model):
+        new = staged_by.get(unit[:2])
+        if new is None:  # nothing of it leaves a rank
+            units.append(unit)
+            continue
         if any(staged[rank] and staged[rank] + n > staging_bytes for rank, n in new.items()):
-            found.append(Round(tuple(round_weights), tuple(round_gradients)))
-            round_weights, round_gradients = [], []
+            found.append(tuple(units))
+            units = []
             staged.clear()
         for rank, n in new.items():
             staged[rank] += n
-        round_weights += weights[name]
-        round_gradients += gradients[name]
-    if round_weights or round_gradients:
-        found.append(Round(tuple(round_weights), tuple(round_gradients)))
-    return tuple(found)
+        units.append(unit)
+    return (*found, tuple(units))
+
+
+def rounds(switch: Switch, model: ModelSpec, precision: Precision, staging_bytes: int) -> tuple[Round, ...]:
+    """The moves of every round, see `divide`."""
+    weights, gradients = _by_parameter(switch.weights), _by_parameter(switch.gradients)
+    return tuple(
+        Round(
+            weights=tuple(move for unit in units for move in weights[unit.name]),
+            gradients=tuple(move for unit in units for move in gradients[unit.name]),
+        )
+        for units in divide(switch, model, precision, staging_bytes)
+    )
+
+
+def _staged_by_unit(switch: Switch, precision: Precision) -> dict[tuple[str, int], dict[int, int]]:
+    """(parameter, run) -> rank -> bytes that it sends and receives for one layer of the run."""
+    staged: dict[tuple[str, int], dict[int, int]] = {}
+    for routes, size in ((switch.weights, precision.weight_bytes), (switch.gradients, precision.gradient_bytes)):
+        for route in routes:
+            if not route.local:
+                new = staged.setdefault((route.parameter, route.first_layer), {})
+                num_bytes = route.box.numel * size
+                new[route.source] = new.get(route.source, 0) + num_bytes
+                new[route.target] = new.get(route.target, 0) + num_bytes
+    return staged
+
+
+def _interleaved(switch: Switch, model: ModelSpec) -> Iterator[Unit]:
+    """All parameters in the order of the rounds: runs of layers held alike take turns, parameter by parameter.
+
+    In the order of the forward pass the ranks of one pipeline stage would send while all others wait.
+    """
+    yield from (Unit(p.name, 0, 0) for p in model.parameters if p.place != "layer")
+    layered = [p.name for p in model.parameters if p.place == "layer"]
+    starts = sorted({0, *(route.first_layer for route in (*switch.weights, *switch.gradients))})
+    runs = [range(first, last) for first, last in pairwise((*starts, model.num_layers))]
+    for turn in range(max(map(len, runs))):
+        for parameter in layered:
+            yield from (Unit(parameter, run[0], run[turn]) for run in runs if turn < len(run))
 
 
 def _by_parameter(routes: tuple[Route, ...]) -> defaultdict[str, list[Move]]:
@@ -107,14 +154,11 @@ def staged_bytes(switch: Switch, precision: Precision, num_ranks: int, limit: in
     Never more than the rank exchanges at all; more than the limit where a single parameter needs it.
     """
     whole = [0] * num_ranks
-    single: defaultdict[tuple[int, str, int], int] = defaultdict(int)  # (rank, parameter, first of its layers) -> bytes
-    for routes, size in ((switch.weights, precision.weight_bytes), (switch.gradients, precision.gradient_bytes)):
-        for route in routes:
-            if not route.local:
-                for rank in (route.source, route.target):
-                    whole[rank] += route.numel * size
-                    single[rank, route.parameter, route.first_layer] += route.box.numel * size
+    for (source, target), num_bytes in switch.bytes_by_pair(precision).items():
+        whole[source] += num_bytes
+        whole[target] += num_bytes
     most = [limit] * num_ranks
-    for (rank, _, _), num_bytes in single.items():
-        most[rank] = max(most[rank], num_bytes)
+    for new in _staged_by_unit(switch, precision).values():
+        for rank, num_bytes in new.items():
+            most[rank] = max(most[rank], num_bytes)
     return tuple(map(min, whole, most))

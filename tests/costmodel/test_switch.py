@@ -1,6 +1,7 @@
 """Seconds of a switch."""
 
 import time
+from collections import Counter
 
 import pytest
 
@@ -12,7 +13,7 @@ from plans.layout import Layout, home_layout, layout
 from plans.model import Precision
 from plans.presets import load_cluster, load_model
 from plans.strategy import Strategy
-from plans.switch import switch_between
+from plans.switch import rounds, switch_between
 from tests.costmodel.made_profiles import made_cluster, made_model, made_profile
 
 MODEL = made_model()
@@ -46,6 +47,24 @@ def test_two_ranks_that_divide_their_matrices_are_priced_by_hand() -> None:
     wire_s = half / 1e9 + 1e-6  # both ways at once, one message
     copied = half + half + 2 * (half + vectors)  # packed, unpacked, and what stays of gradients and of weights
     assert seconds(phase("dp2"), phase("tp2"), ranks_per_node=2) == pytest.approx(wire_s + copied / 1e9)
+
+
+def test_every_round_waits_for_its_busiest_link() -> None:
+    """Totals over the whole switch hide that the ranks of different stages are not busy in the same round."""
+    source, target = phase("pp2"), phase("dp2")
+    found = rounds(switch_between(source, target, 2), MODEL, Precision.fp32, 100)
+    assert len(found) > 3
+    busiest = 0
+    for one in found:
+        sent = Counter[int]()
+        for move in one.weights:
+            if move.source != move.target:
+                sent[move.source] += 4 * move.box.numel
+        busiest += max(sent.values(), default=0)
+    sizes = [n * 4 for n in source.numels]
+    expected = busiest / 1e9 + sum(sizes) / 1e9 + len(found) * 1e-6
+    assert seconds(source, target, ranks_per_node=2, staging_bytes=100) == pytest.approx(expected)
+    assert busiest > max(sizes)
 
 
 def test_stages_that_part_send_weights_and_gradients_of_what_they_leave() -> None:
