@@ -1,4 +1,5 @@
-"""What communication costs on a cluster's wires: pipeline sends, and tensor parallelism outside its measured nodes."""
+"""What communication costs on a cluster's wires: pipeline sends, keys and values under context parallelism, and tensor
+parallelism outside its measured nodes."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -8,7 +9,9 @@ from typing import Self
 from costmodel.profile import NOTHING, Coefficients, Profile
 from plans.cluster import ClusterSpec, Link
 from plans.layout import Layout
-from plans.model import Precision
+from plans.memory import key_value_bytes
+from plans.model import ModelSpec, Precision
+from plans.strategy import Kind
 
 StageRanks = tuple[tuple[int, ...], ...]  # [cp][tp]
 NodePairs = list[tuple[int, int]]
@@ -84,10 +87,6 @@ def _node_pairs(stage: StageRanks, following: StageRanks, wires: Wires) -> NodeP
     ]
 
 
-COLLECTIVES_PER_LAYER = 4
-"""In each direction: a gather before attention and the MLP, a scatter behind each; backward, one becomes the other."""
-
-
 def tensor_parallel_extra(
     tp: int, hidden_size: int, wires: Wires, precision: Precision, measured_ranks_per_node: int
 ) -> Coefficients:
@@ -98,10 +97,8 @@ def tensor_parallel_extra(
     so a step lasts as long as its slowest hop:
 
         ring = (tp - 1) * (latency + T * D * element_bytes / tp / bandwidth)
-
-    Groups are taken to begin at multiples of tp.
     """
-    rings = _rings_through_a_node(tp, wires)
+    rings = _groups_through_a_node(tp, wires)
     if not rings or tp > measured_ranks_per_node:
         return NOTHING
     here, there = wires.between_nodes(), wires.intra
@@ -114,11 +111,40 @@ def tensor_parallel_extra(
     )
 
 
-def _rings_through_a_node(tp: int, wires: Wires) -> int:
-    """Groups that have ranks on one node and on others too, where they are most; 0: no group leaves its node."""
+def key_value_gather(kind: Kind, model: ModelSpec, wires: Wires, precision: Precision) -> Coefficients:
+    """Seconds in which cp ranks gather the keys and values of one layer for a row, or scatter their gradients.
+
+    A tensor-parallel rank has the keys and values of K / tp heads, so those of a row of T tokens are
+
+        row_bytes = T * 2 * (K / tp) * E * element_bytes        (K: key heads, E: size of a head)
+
+    of which each of cp ranks begins with 1/cp. A ring has cp - 1 steps, and in each every rank passes 1/cp on:
+
+        gather = (cp - 1) * (latency + row_bytes / cp / bandwidth)
+
+    The ring of a tp rank has every tp-th of tp * cp neighbouring ranks. Where it leaves its node, it shares the node's
+    link with the other rings that do, for all replicas gather at once; inside, each rank has a link of its own.
+    """
+    if kind.cp == 1:
+        return NOTHING
+    rings = kind.tp * _groups_through_a_node(kind.tp * kind.cp, wires)
+    link = wires.between_nodes() if rings else wires.intra
+    step_bytes = key_value_bytes(model, kind.tp, precision) / kind.cp  # of one token of the row
+    return Coefficients(
+        fixed_s=(kind.cp - 1) * link.latency_s,
+        token_s=(kind.cp - 1) * step_bytes * max(rings, 1) / link.bandwidth_bytes_per_s,
+        token_sq_s=0.0,
+    )
+
+
+def _groups_through_a_node(size: int, wires: Wires) -> int:
+    """Groups of neighbours that have ranks on one node and on others too, where they are most; 0: none leaves its node.
+
+    Groups are taken to begin at multiples of their size.
+    """
     crossing: Counter[int] = Counter()
-    for first in range(0, wires.num_ranks - tp + 1, tp):
-        nodes = {wires.node_of(rank) for rank in range(first, first + tp)}
+    for first in range(0, wires.num_ranks - size + 1, size):
+        nodes = {wires.node_of(rank) for rank in range(first, first + size)}
         if len(nodes) > 1:
             crossing.update(nodes)
     return max(crossing.values(), default=0)

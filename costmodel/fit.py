@@ -1,7 +1,7 @@
 """Measurements to a profile."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from plans import measurement as m
 from plans.cluster import Link
 from plans.errors import InputError
 from plans.memory import MemoryRule
+from plans.model import Recompute
 
 Point = tuple[tuple[float, ...], float]  # terms, measured
 LAYER_POINTS = 4  # fewest rows per tp and direction: three coefficients, and one row that can contradict them
@@ -41,11 +42,13 @@ def fit_profile(
     machine = _machine(measurements)
     residuals: list[Residual] = []
     parts = {part: _fit_part(measurements, part, residuals) for part in ("layer", "embedding", "head")}
+    selective = _fit_selective(measurements, parts["layer"], residuals)
     model = ModelProfile(
         name=machine.model.name,
         shape=Shape.of(machine.model, any_depth=True),
         precision=machine.precision,
         **parts,
+        selective=selective,
         memory=_memory_rule(measurements, machine, reserved_bytes),
         residuals=tuple(residuals),
     )
@@ -75,9 +78,8 @@ def _fit_part(measurements: Sequence[m.Measurement], part: Part, residuals: list
     """Both passes by tp; every fit's residual is added to the list."""
     points: defaultdict[tuple[int, str], list[Point]] = defaultdict(list)
     for each in measurements:
-        if isinstance(each, m.LayerTime) and part == "layer":
-            squares = float(sum(n * n for n in each.lengths))
-            points[each.tp, each.direction].append(((1.0, sum(each.lengths), squares), each.time.seconds))
+        if isinstance(each, m.LayerTime) and part == "layer" and each.recompute == "none":
+            points[each.tp, each.direction].append((_row_terms(each), each.time.seconds))
         elif isinstance(each, m.EndTime) and each.what == part:
             points[each.tp, each.direction].append(((1.0, each.tokens), each.time.seconds))
     if not points:
@@ -91,6 +93,42 @@ def _fit_part(measurements: Sequence[m.Measurement], part: Part, residuals: list
             residuals.append(residual(part, tp, direction, errors))
         found[tp] = Passes(**both)
     return found
+
+
+def _fit_selective(
+    measurements: Sequence[m.Measurement], layer: Mapping[int, Passes], residuals: list[Residual]
+) -> dict[int, Coefficients]:
+    """By tp, what selective recompute adds to the backward pass; none where it was not measured.
+
+    Full recompute is not fitted, it adds the forward pass; where it was measured, its residual tells how well.
+    """
+    found = {}
+    for tp, passes in layer.items():
+        for recompute in ("selective", "full"):
+            rows = [
+                each
+                for each in measurements
+                if isinstance(each, m.LayerTime)
+                and (each.tp, each.direction, each.recompute) == (tp, "backward", recompute)
+            ]
+            if not rows:
+                continue
+            terms = np.array([_row_terms(row) for row in rows])
+            seconds = np.array([row.time.seconds for row in rows])
+            known = terms @ np.array(list(passes.backward.model_dump().values()))
+            if recompute == "selective":
+                x = [float(f"{c:.6g}") for c in fit_relative(terms, seconds, known)]
+                found[tp] = Coefficients(fixed_s=x[0], token_s=x[1], token_sq_s=x[2])
+            else:
+                x = list(passes.forward.model_dump().values())
+            errors = (known + terms @ np.array(x)) / seconds - 1
+            residuals.append(residual("layer", tp, f"backward, recompute {recompute}", errors))
+    return found
+
+
+def _row_terms(row: m.LayerTime) -> tuple[float, ...]:
+    """What the coefficients of a layer are multiplied with."""
+    return 1.0, float(sum(row.lengths)), float(sum(n * n for n in row.lengths))
 
 
 def residual(part: Part, tp: int, series: str, errors: Floats, *, used: bool = True) -> Residual:
@@ -159,26 +197,26 @@ def _optimizer(measurements: Iterable[m.Measurement]) -> OptimizerTime:
 
 
 def _memory_rule(measurements: Iterable[m.Measurement], machine: m.Machine, reserved_bytes: int) -> MemoryRule:
-    """From the longest row of each tp, where what a row costs once counts least."""
-    longest: dict[tuple[str, int], m.ActivationBytes] = {}
+    """From the longest row of each tp and recompute, where what a row costs once counts least."""
+    longest: dict[tuple[str, Recompute, int], m.ActivationBytes] = {}
     for each in measurements:
         if isinstance(each, m.ActivationBytes):
-            held = longest.get((each.part, each.tp))
+            key = each.part, each.recompute, each.tp
+            held = longest.get(key)
             if held is None or each.tokens > held.tokens:
-                longest[each.part, each.tp] = each
-    layers = {tp: each.bytes / each.tokens for (part, tp), each in sorted(longest.items()) if part == "layer"}
+                longest[key] = each
+    layers: dict[Recompute, dict[int, float]] = {}
+    for (part, recompute, tp), each in sorted(longest.items()):
+        if part == "layer":
+            layers.setdefault(recompute, {})[tp] = float(f"{each.bytes / each.tokens:.6g}")
     heads = [
         each.bytes / (each.tokens * -(-machine.model.vocab_size // tp))
-        for (part, tp), each in longest.items()
+        for (part, _, tp), each in longest.items()
         if part == "head"
     ]
-    if not layers or not heads:
+    if "none" not in layers or not heads:
         raise InputError("the activation bytes of a layer and of the head were not measured; memory cannot be planned")
-    return MemoryRule(
-        reserved_bytes=reserved_bytes,
-        activation_bytes={tp: float(f"{b:.6g}") for tp, b in layers.items()},
-        logit_bytes=float(f"{max(heads):.6g}"),
-    )
+    return MemoryRule(reserved_bytes=reserved_bytes, activation_bytes=layers, logit_bytes=float(f"{max(heads):.6g}"))
 
 
 def _provenance(machine: m.Machine, links: Links, reserved_bytes: int) -> Provenance:

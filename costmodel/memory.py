@@ -1,32 +1,37 @@
 """How long a micro_batch may be. The bytes themselves are on the ground floor, in plans.memory."""
 
 from plans.layout import Layout
-from plans.memory import MemoryRule, activation_bytes_per_token, phase_memory
-from plans.model import Precision
+from plans.memory import MemoryRule, activation_bytes_per_token, logit_bytes_per_token, phase_memory
+from plans.model import Precision, Recompute
 
 
 def max_micro_batch_tokens(
-    phase: Layout, home: Layout, rule: MemoryRule, precision: Precision, memory_bytes: int
+    phase: Layout,
+    home: Layout,
+    rule: MemoryRule,
+    precision: Precision,
+    memory_bytes: int,
+    recompute: Recompute = "none",
 ) -> tuple[int, ...]:
     """The most tokens of a micro_batch that every rank can hold, per kind of replica; 0 where not even one row fits.
 
-    A row is padded to a multiple of tp, so each answer is one.
+    A row is padded to a multiple of tp x cp, so each answer is one.
     """
     kinds, places = phase.strategy.kinds, phase.strategy.places
-    empty = phase_memory(phase, home, (0,) * len(kinds), rule, precision)
-    rows = [memory_bytes] * len(kinds)  # of tp tokens; none takes less than a byte
+    empty = phase_memory(phase, home, (0,) * len(kinds), rule, precision, recompute)
+    rows = [memory_bytes] * len(kinds)  # of tp x cp tokens; none takes less than a byte
     for place, rank in zip(places, empty, strict=True):
         kind = kinds[place.kind]
-        row_bytes = kind.tp * activation_bytes_per_token(phase, place.kind, place.stage, rule)
+        token_bytes = activation_bytes_per_token(phase, place.kind, place.stage, rule, precision, recompute)
         if place.stage == kind.pp - 1:
-            row_bytes += kind.tp * -(-phase.model.vocab_size // kind.tp) * rule.logit_bytes
-        if row_bytes:
+            token_bytes += logit_bytes_per_token(phase.model, kind, rule)
+        if row_bytes := kind.tp * kind.cp * token_bytes:
             rows[place.kind] = min(rows[place.kind], int((memory_bytes - rank.total) // row_bytes) + 1)
     # One row more than the quotient, since activations and logits are rounded to whole bytes; then down to what fits.
     rows = [max(n, 0) for n in rows]
     while True:
-        tokens = tuple(n * kind.tp for n, kind in zip(rows, kinds, strict=True))
-        memory = phase_memory(phase, home, tokens, rule, precision)
+        tokens = tuple(n * kind.tp * kind.cp for n, kind in zip(rows, kinds, strict=True))
+        memory = phase_memory(phase, home, tokens, rule, precision, recompute)
         full = {place.kind for place, rank in zip(places, memory, strict=True) if rank.total > memory_bytes}
         if not any(rows[kind] for kind in full):
             return tokens

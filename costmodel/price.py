@@ -7,8 +7,16 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from costmodel.bound import KindCost, phase_bound_s
-from costmodel.comm import COLLECTIVES_PER_LAYER, Wires, pipeline_sends, tensor_parallel_extra
-from costmodel.compute import pass_seconds, slowest_stage, stage_passes
+from costmodel.comm import Wires, key_value_gather, pipeline_sends, tensor_parallel_extra
+from costmodel.compute import (
+    SharedRows,
+    key_value_exchanges,
+    layer_passes,
+    pass_seconds,
+    shared_rows,
+    slowest_stage,
+    stage_passes,
+)
 from costmodel.pipeline import makespan_s
 from costmodel.profile import Coefficients, ModelProfile, Passes, Profile
 from costmodel.switch import SwitchMachine, switch_s
@@ -16,7 +24,7 @@ from plans.cluster import ClusterSpec
 from plans.errors import InputError
 from plans.layout import Layout
 from plans.memory import DEFAULT_STAGING_BYTES, MemoryRule, phase_memory, switch_memory
-from plans.model import ModelSpec, Precision
+from plans.model import ModelSpec, Precision, Recompute
 from plans.packing import MicroBatches, PackingRule, pack
 from plans.plan import Phase, Plan, SwitchReport
 from plans.strategy import Kind
@@ -27,9 +35,10 @@ Lengths = Sequence[int] | NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class _PhaseCost:
-    """What a layout's replicas take per row: stages by kind, sends by replica."""
+    """What a layout's replicas take per row: stages and gathers of keys and values by kind, sends by replica."""
 
     stages: tuple[tuple[Passes, ...], ...]
+    gathers: tuple[Coefficients, ...]  # one of one layer, per token of the row that is gathered
     sends: tuple[tuple[Coefficients, ...], ...]
 
 
@@ -46,8 +55,8 @@ class Pricer:
     precision: Precision
     profile: Profile
     staging_bytes: int = DEFAULT_STAGING_BYTES  # that a rank stages in one round of a switch
-    _costs: dict[Layout, _PhaseCost] = field(default_factory=dict, init=False, repr=False)
-    _stages: dict[tuple[int, tuple[int, ...]], tuple[Passes, ...]] = field(default_factory=dict, init=False, repr=False)
+    _costs: dict[tuple[Layout, Recompute], _PhaseCost] = field(default_factory=dict, init=False, repr=False)
+    _layers: dict[tuple[int, int, Recompute], Passes] = field(default_factory=dict, init=False, repr=False)
     _times: ModelProfile = field(init=False, repr=False)
     _wires: Wires = field(init=False, repr=False)
 
@@ -59,34 +68,67 @@ class Pricer:
     def memory_rule(self) -> MemoryRule:
         return self._times.memory
 
-    def packing_rule(self, kind: Kind, layers: tuple[int, ...], max_tokens: int) -> PackingRule:
+    def packing_rule(
+        self, kind: Kind, layers: tuple[int, ...], max_tokens: int, recompute: Recompute = "none"
+    ) -> PackingRule:
         """How replicas of a kind take sequences: by the seconds of their slowest stage, forward and backward."""
-        stages = self._stage_passes(kind, layers)
-        slowest = stages[slowest_stage(stages, max_tokens)].both
-        return PackingRule(max_tokens=max_tokens, **slowest.model_dump())
+        stages = self.stage_passes(kind, layers, recompute)
+        slowest = slowest_stage(stages, max_tokens)
+        gather = key_value_gather(kind, self.model, self._wires, self.precision)
+        both = stages[slowest].both + gather * (layers[slowest] * sum(key_value_exchanges(recompute)))
+        return PackingRule(max_tokens=max_tokens, **both.model_dump())
 
-    def phase_time_s(self, layout: Layout, packed: tuple[MicroBatches, ...], lengths: Lengths) -> float:
+    def phase_time_s(
+        self, layout: Layout, packed: tuple[MicroBatches, ...], lengths: Lengths, recompute: Recompute = "none"
+    ) -> float:
         """Seconds of the slowest replica.
 
         Args:
             packed: every replica's micro_batches, of indices into `lengths`.
         """
-        cost = self._phase_cost(layout)
-        values = np.asarray(lengths, dtype=np.int64).tolist()
+        cost = self._phase_cost(layout, recompute)
+        values = np.asarray(lengths, dtype=np.int64)
         slowest = 0.0
-        for replica, rows, sends in zip(layout.strategy.replicas, packed, cost.sends, strict=True):
-            if not rows:
-                continue
-            tokens = np.array([sum(values[i] for i in row) for row in rows], dtype=np.float64)
-            squares = np.array([sum(values[i] * values[i] for i in row) for row in rows], dtype=np.float64)
-            stages = cost.stages[replica.kind]
-            forward = pass_seconds([stage.forward for stage in stages], tokens, squares)
-            backward = pass_seconds([stage.backward for stage in stages], tokens, squares)
-            slowest = max(slowest, makespan_s(forward, backward, pass_seconds(sends, tokens, squares)))
+        first = 0
+        for index, kind in enumerate(layout.strategy.kinds):
+            replicas, sends = packed[first : first + kind.count], cost.sends[first : first + kind.count]
+            first += kind.count
+            rows = shared_rows(values, [row for replica in replicas for row in replica], kind.cp)
+            forward, backward = self._ways_s(cost, index, layout.layers_per_stage[index], rows, recompute)
+            begin = 0
+            for replica, send in zip(replicas, sends, strict=True):
+                end = begin + len(replica)
+                if replica:
+                    there, back = ([stage[begin:end] for stage in way] for way in (forward, backward))
+                    sends_s = pass_seconds(send, rows.tokens[begin:end], rows.squares[begin:end])
+                    slowest = max(slowest, makespan_s(there, back, [one.tolist() for one in sends_s]))
+                begin = end
         return slowest
 
+    def _ways_s(
+        self, cost: _PhaseCost, kind: int, layers: tuple[int, ...], rows: SharedRows, recompute: Recompute
+    ) -> list[list[list[float]]]:
+        """`[direction][stage][row]` seconds, gathers of keys and values included."""
+        stages, gather = cost.stages[kind], cost.gathers[kind]
+        gather_s = np.where(rows.gathered > 0, gather.fixed_s + gather.token_s * rows.gathered, 0.0)
+        found = []
+        for times, passes in zip(
+            key_value_exchanges(recompute),
+            ([stage.forward for stage in stages], [stage.backward for stage in stages]),
+            strict=True,
+        ):
+            stages_s = pass_seconds(passes, rows.tokens, rows.squares)
+            found.append([(one + times * n * gather_s).tolist() for one, n in zip(stages_s, layers, strict=True)])
+        return found
+
     def mean_phase_s(
-        self, layout: Layout, rules: Sequence[PackingRule], mini_batches: Sequence[Lengths], min_len: int, max_len: int
+        self,
+        layout: Layout,
+        rules: Sequence[PackingRule],
+        mini_batches: Sequence[Lengths],
+        min_len: int,
+        max_len: int,
+        recompute: Recompute = "none",
     ) -> float:
         """Mean over mini_batches of the seconds that their sequences of min_len..max_len tokens take, packed anew."""
         if not mini_batches:
@@ -96,7 +138,7 @@ class Pricer:
         for mini_batch in mini_batches:
             lengths = [int(n) for n in mini_batch if min_len <= n <= max_len]
             if lengths:
-                total += self.phase_time_s(layout, pack(lengths, counts, rules), lengths)
+                total += self.phase_time_s(layout, pack(lengths, counts, rules), lengths, recompute)
         return total / len(mini_batches)
 
     def work_bound_s(self, layout: Layout, lengths: Lengths, max_tokens: Sequence[int] | None = None) -> float:
@@ -123,9 +165,11 @@ class Pricer:
         kinds = self.kind_costs(layout, max_tokens)
         return phase_bound_s(kinds, num_sequences, tokens, squares, longest, shortest)
 
-    def kind_costs(self, layout: Layout, max_tokens: Sequence[int] | None = None) -> list[KindCost]:
+    def kind_costs(
+        self, layout: Layout, max_tokens: Sequence[int] | None = None, recompute: Recompute = "none"
+    ) -> list[KindCost]:
         """What bounds are made of."""
-        cost = self._phase_cost(layout)
+        cost = self._phase_cost(layout, recompute)
         limits: Sequence[int | None] = max_tokens or [None] * len(layout.strategy.kinds)
         return [
             KindCost(kind.count, stages, _fastest(index, layout, cost), limit)
@@ -154,27 +198,32 @@ class Pricer:
         optimizer = self.profile.optimizer
         return optimizer.fixed_s + optimizer.element_s * max(home.numels)
 
-    def _stage_passes(self, kind: Kind, layers: tuple[int, ...]) -> tuple[Passes, ...]:
-        if kind.cp > 1:
-            raise InputError(f"cp {kind.cp}: the profile {self.profile.name} has times for cp 1 only")
-        found = self._stages.get((kind.tp, layers))
-        if found is None:
-            measured_on = self.profile.provenance.ranks_per_node
-            one = tensor_parallel_extra(kind.tp, self.model.hidden_size, self._wires, self.precision, measured_on)
-            extra = Passes(forward=one, backward=one)
-            found = stage_passes(self._times, kind.tp, layers, extra * COLLECTIVES_PER_LAYER)
-            self._stages[kind.tp, layers] = found
-        return found
+    def stage_passes(self, kind: Kind, layers: tuple[int, ...], recompute: Recompute = "none") -> tuple[Passes, ...]:
+        """Both passes of every stage over one row.
 
-    def _phase_cost(self, layout: Layout) -> _PhaseCost:
-        found = self._costs.get(layout)
+        Raises:
+            InputError: the profile has no times for this tp or recompute.
+        """
+        key = kind.tp, kind.cp, recompute
+        if key not in self._layers:
+            measured_on = self.profile.provenance.ranks_per_node
+            extra = tensor_parallel_extra(kind.tp, self.model.hidden_size, self._wires, self.precision, measured_on)
+            self._layers[key] = layer_passes(self._times, kind, recompute, extra)
+        return stage_passes(self._times, kind, layers, self._layers[key])
+
+    def _phase_cost(self, layout: Layout, recompute: Recompute) -> _PhaseCost:
+        found = self._costs.get((layout, recompute))
         if found is None:
-            kinds = zip(layout.strategy.kinds, layout.layers_per_stage, strict=True)
+            kinds = layout.strategy.kinds
             found = _PhaseCost(
-                stages=tuple(self._stage_passes(kind, layers) for kind, layers in kinds),
+                stages=tuple(
+                    self.stage_passes(kind, layers, recompute)
+                    for kind, layers in zip(kinds, layout.layers_per_stage, strict=True)
+                ),
+                gathers=tuple(key_value_gather(kind, self.model, self._wires, self.precision) for kind in kinds),
                 sends=pipeline_sends(layout, self._wires, self.precision),
             )
-            self._costs[layout] = found
+            self._costs[layout, recompute] = found
         return found
 
 
@@ -204,10 +253,11 @@ def price_plan(plan: Plan, profile: Profile, mini_batches: Sequence[Lengths]) ->
 
 
 def _priced(phase: Phase, layout: Layout, pricer: Pricer, plan: Plan, mini_batches: Sequence[Lengths]) -> Phase:
-    ranks = phase_memory(layout, plan.home_layout, phase.max_tokens, pricer.memory_rule, plan.precision)
+    rule, recompute = pricer.memory_rule, phase.recompute
+    ranks = phase_memory(layout, plan.home_layout, phase.max_tokens, rule, plan.precision, recompute)
     return phase.model_copy(
         update={
-            "time_s": pricer.mean_phase_s(layout, phase.packing, mini_batches, phase.min_len, phase.max_len),
+            "time_s": pricer.mean_phase_s(layout, phase.packing, mini_batches, phase.min_len, phase.max_len, recompute),
             "memory_bytes": max(rank.total for rank in ranks),
         }
     )

@@ -5,6 +5,8 @@ A decoder layer over a row of packed documents of s_1, s_2, ... tokens takes, pe
     fixed_s + token_s * sum(s_i) + token_sq_s * sum(s_i^2)        (attention is the part that grows with the square)
 
 with the tensor-parallel collectives of the measured machine included; so do embedding and head, without the squares.
+Where activations are recomputed, the backward pass takes longer: by the layer's forward pass (full), or by the part of
+it that `selective` tells, all but the collectives and the products behind attention and the MLP.
 """
 
 import hashlib
@@ -18,7 +20,7 @@ from pydantic import Field, field_validator, model_validator
 from plans.cluster import Link
 from plans.errors import InputError
 from plans.memory import MemoryRule
-from plans.model import ModelSpec, Precision
+from plans.model import ModelSpec, Precision, Recompute
 from plans.record import Record
 from plans.strict_yaml import parse_record, read_record
 
@@ -52,6 +54,12 @@ class Coefficients(Record):
             fixed_s=self.fixed_s * times, token_s=self.token_s * times, token_sq_s=self.token_sq_s * times
         )
 
+    def shared_by(self, num_ranks: int) -> "Coefficients":
+        """Of a rank that has one of so many equal shares of the row's tokens and of the attention over them."""
+        return Coefficients(
+            fixed_s=self.fixed_s, token_s=self.token_s / num_ranks, token_sq_s=self.token_sq_s / num_ranks
+        )
+
 
 NOTHING = Coefficients(fixed_s=0.0, token_s=0.0, token_sq_s=0.0)
 
@@ -72,6 +80,9 @@ class Passes(Record):
     def __mul__(self, times: float) -> "Passes":
         return Passes(forward=self.forward * times, backward=self.backward * times)
 
+    def shared_by(self, num_ranks: int) -> "Passes":
+        return Passes(forward=self.forward.shared_by(num_ranks), backward=self.backward.shared_by(num_ranks))
+
 
 class Shape(Record):
     """The model that coefficients hold for."""
@@ -81,6 +92,7 @@ class Shape(Record):
     ffn_size: int = Field(ge=1)
     num_heads: int = Field(ge=1)
     num_kv_heads: int = Field(ge=1)
+    head_dim: int | None = Field(default=None, ge=2)  # None: hidden_size / num_heads
     vocab_size: int = Field(ge=2)
 
     @classmethod
@@ -91,6 +103,7 @@ class Shape(Record):
     def differences(self, model: ModelSpec) -> list[str]:
         """`dim have!=want` for every dim in which the model is another one."""
         have = self.model_dump(exclude_none=True)
+        have.setdefault("head_dim", self.hidden_size // self.num_heads)
         return [f"{name} {n}, not {getattr(model, name)}" for name, n in have.items() if n != getattr(model, name)]
 
 
@@ -115,6 +128,7 @@ class ModelProfile(Record):
     layer: dict[int, Passes] = Field(min_length=1)  # of one decoder layer
     embedding: dict[int, Passes]
     head: dict[int, Passes]  # final norm, head and loss
+    selective: dict[int, Coefficients] = Field(default_factory=dict)  # what it repeats of a layer; {}: unknown
     memory: MemoryRule
     residuals: tuple[Residual, ...] = ()
 
@@ -130,11 +144,26 @@ class ModelProfile(Record):
         for name, found in (
             ("embedding", self.embedding),
             ("head", self.head),
-            ("activation_bytes", self.memory.activation_bytes),
+            ("activation_bytes", self.memory.activation_bytes.get("none", {})),
         ):
             if missing := sorted(set(self.layer) - set(found)):
                 raise InputError(f"{self.name}: layer has times for tp {missing}, {name} has nothing for them")
         return self
+
+    def repeated(self, tp: int, recompute: Recompute) -> Coefficients:
+        """What the backward pass of a layer computes again of its forward pass.
+
+        Raises:
+            InputError: there are no times for this recompute.
+        """
+        if recompute == "full":
+            return self.layer[tp].forward
+        if recompute == "selective":
+            if tp not in self.selective:
+                known = sorted(self.selective)
+                raise InputError(f"the profile of {self.name} has no times of selective recompute for tp {tp}; {known}")
+            return self.selective[tp]
+        return NOTHING
 
     def require_tp(self, tp: int) -> None:
         """Raises InputError: there are no times for this degree."""

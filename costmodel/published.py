@@ -27,7 +27,7 @@ from costmodel.profile import (
     Shape,
 )
 from plans.memory import MemoryRule
-from plans.model import Precision
+from plans.model import Precision, Recompute
 from plans.record import Record
 from plans.strict_yaml import read_record, record_text, write_text
 
@@ -39,6 +39,8 @@ _FORWARD_SHARE = (
     1 / 3
 )  # backward has two products for each one of forward: for the input's and for the weight's gradient
 _HBM_BYTES_PER_S = 2.039e12  # data sheet of the A800 80GB
+_ELEMENT_BYTES = 2  # bf16
+_LOGIT_BYTES = 8  # of one logit: in bf16 and in fp32, and a bf16 gradient
 # Reads of the gradient for the norm; of gradient, master and both moments; writes of master and both moments; all fp32.
 _OPTIMIZER_BYTES_PER_ELEMENT = 4 * (1 + 4 + 3)
 
@@ -126,6 +128,7 @@ def make_profile(published: PublishedTimes) -> Profile:
 
 def _model_profile(model: PublishedModel) -> ModelProfile:
     layer, head, residuals = {}, {}, []
+    shape = model.shape
     for tp in sorted({series.tp for series in model.stage_time_ms}):
         layer[tp], head[tp], of_tp = _fit(model, tp)
         residuals += of_tp
@@ -137,13 +140,46 @@ def _model_profile(model: PublishedModel) -> ModelProfile:
         layer=layer,
         embedding=nothing,
         head=head,
+        selective={tp: _selective(shape, passes.forward) for tp, passes in layer.items()},
         memory=MemoryRule(
             reserved_bytes=model.memory.reserved_bytes,
-            activation_bytes={tp: model.activation_bytes(tp) for tp in layer},
+            activation_bytes={
+                "none": {tp: model.activation_bytes(tp) for tp in layer},
+                "selective": {tp: _rounded(_kept(model, tp, "selective")) for tp in layer},
+                "full": {tp: _rounded(_kept(model, tp, "full")) for tp in layer},
+            },
             logit_bytes=0.0,
         ),
         residuals=tuple(residuals),
     )
+
+
+def _kept(model: PublishedModel, tp: int, recompute: Recompute) -> float:
+    """Bytes of a token in one layer: an estimate, since all published activations are those without recompute.
+
+    full         the layer's input, of which a tp rank has its part of the tokens
+    selective    besides, the attention's output, of which it has its heads, and the input of the MLP's half of the
+                 layer, its part of the tokens; and the normed inputs of both halves, gathered: all tokens on every rank
+
+    And the logits, divided over all layers: the published activations have them inside, here they would be missing. The
+    first stage, which has most micro_batches in flight, is thus charged with all of them, and is no less full than the
+    last one, which has them.
+    """
+    hidden = _ELEMENT_BYTES * model.shape.hidden_size
+    logits = _LOGIT_BYTES * model.shape.vocab_size / model.num_layers / tp
+    return hidden / tp + logits if recompute == "full" else 3 * hidden / tp + 2 * hidden + logits
+
+
+def _selective(shape: Shape, forward: Coefficients) -> Coefficients:
+    """All of attention, which is what grows with the square, and the products of query, key, value, gate and up; not
+    those of the attention's output and of down. The rest goes by elements of the weights."""
+    head = shape.hidden_size // shape.num_heads
+    inputs = (
+        shape.hidden_size * head * (shape.num_heads + 2 * shape.num_kv_heads) + 2 * shape.hidden_size * shape.ffn_size
+    )
+    outputs = shape.hidden_size * head * shape.num_heads + shape.hidden_size * shape.ffn_size
+    again = forward * (inputs / (inputs + outputs))
+    return _rounded_all(again.model_copy(update={"token_sq_s": forward.token_sq_s}))
 
 
 def _fit(model: PublishedModel, tp: int) -> tuple[Passes, Passes, list[Residual]]:
@@ -208,6 +244,12 @@ def _constants(published: PublishedTimes) -> dict[str, str]:
             "as published, of peak memory; logits 0: the fit has no term for them, so they are inside its activations "
             "(38 H bytes a token and layer at tp 1, of which a layer's own tensors take some 32 H), "
             "and with pp > 1 the first stage is the fullest; reserved: gap and safe bound"
+        ),
+        "recompute": (
+            "estimated: none was published. full: one more forward pass; keeps a layer's input, 2 H / tp bytes a "
+            "token. selective: attention again (all that grows with the square) and, of the rest, the share that the "
+            "products of query, key, value, gate and up have of the layer's weights; keeps the projections' inputs, "
+            "4 H + 6 H / tp bytes a token. Both: and 8 bytes a logit, divided over the layers"
         ),
         "optimizer": "estimated: 32 bytes an element at the data sheet's 2039 GB/s of HBM",
         "copy": "estimated: a read and a write at the data sheet's 2039 GB/s of HBM",

@@ -1,1 +1,25 @@
-"""Running a plan: ranks, model, pipeline, hot switch, optimizer, measuring. Meets the planner in a plan file only."""
+"""Running a plan: ranks, model, pipeline, hot switch, optimizer, measuring. Meets the planner in a plan file only.
+
+What a training loop of one's own needs is here by name; docs/python.md shows one.
+"""
+
+from executor.checkpoint import Progress, find_checkpoint, load_checkpoint, open_checkpoint, save_checkpoint
+from executor.data import MiniBatch, MiniBatches
+from executor.evaluation import Evaluation
+from executor.metrics import StepRecord
+from executor.optimizer import OptimizerOptions
+from executor.step import Engine
+
+__all__ = [
+    "Engine",
+    "Evaluation",
+    "MiniBatch",
+    "MiniBatches",
+    "OptimizerOptions",
+    "Progress",
+    "StepRecord",
+    "find_checkpoint",
+    "load_checkpoint",
+    "open_checkpoint",
+    "save_checkpoint",
+]

@@ -10,12 +10,16 @@ from pathlib import Path
 import torch
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from executor.home import OptimizerOptions
-from executor.train import RunOptions, train
+from executor.checkpoint import CheckpointError
+from executor.optimizer import LR_SCHEDULES, OptimizerOptions
+from executor.options import RunOptions
+from executor.train import train
 from executor.waits import WaitError
 from plans.errors import InputError
 
 _EXAMPLE = "example: torchrun --nproc-per-node 4 -m executor plan.yaml --data corpus.jsonl --steps 20 --out runs/first"
+
+_HERE = object()  # of --resume without a folder
 
 
 def main() -> None:
@@ -36,7 +40,7 @@ def main() -> None:
         else:
             print(f"executor: {error}", file=sys.stderr, flush=True)
         sys.exit(2)
-    except WaitError as error:
+    except (WaitError, CheckpointError) as error:
         print(f"executor: {error}", file=sys.stderr, flush=True)
         raise
 
@@ -49,14 +53,32 @@ def _parser() -> argparse.ArgumentParser:
         "--data", type=Path, action="append", nargs="+", required=True, help="folders, text, .jsonl(.gz), ids"
     )
     parser.add_argument("--steps", type=int, required=True, help="optimizer steps")
-    parser.add_argument("--out", type=Path, required=True, help="folder for metrics.jsonl")
+    parser.add_argument("--out", type=Path, required=True, help="folder for metrics.jsonl and checkpoints")
     parser.add_argument("--tokenizer", default="bytes", help="`bytes` or a tokenizer.json (%(default)s)")
     parser.add_argument("--field", default="text", help="field of a jsonl line that holds the text (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of initial weights and order of documents (%(default)s)")
     parser.add_argument("--lr", type=float, default=default.lr, help="peak learning rate (%(default)s)")
+    parser.add_argument("--min-lr", type=float, default=default.min_lr, help="where the schedule leads (%(default)s)")
+    parser.add_argument(
+        "--lr-schedule", choices=LR_SCHEDULES, default=default.lr_schedule, help="behind the warm-up (%(default)s)"
+    )
     parser.add_argument("--warmup-steps", type=int, default=default.warmup_steps, help="linear warm-up (%(default)s)")
     parser.add_argument("--weight-decay", type=float, default=default.weight_decay, help="of matrices (%(default)s)")
+    parser.add_argument("--beta1", type=float, default=default.beta1, help="of Adam's mean (%(default)s)")
+    parser.add_argument("--beta2", type=float, default=default.beta2, help="of Adam's mean square (%(default)s)")
+    parser.add_argument("--eps", type=float, default=default.eps, help="of Adam (%(default)s)")
     parser.add_argument("--clip", type=float, default=default.clip, help="largest gradient norm (%(default)s)")
+    parser.add_argument("--eval-data", type=Path, action="append", nargs="+", default=[], help="held-out documents")
+    parser.add_argument("--eval-every", type=int, default=0, help="steps between evaluations; 0: after the last only")
+    parser.add_argument("--checkpoint-every", type=int, default=0, help="steps between checkpoints; 0: none")
+    parser.add_argument("--init-from", type=Path, help="Hugging Face folder with the initial weights")
+    parser.add_argument(
+        "--resume",
+        type=Path,
+        nargs="?",
+        const=_HERE,
+        help="go on from a checkpoint, or the newest of a run's folder; --out if none is named",
+    )
     parser.add_argument("--timeout-s", type=float, default=600.0, help="limit of a wait for another rank (%(default)s)")
     parser.add_argument("--threads", type=int, default=1, help="threads of a rank (%(default)s)")
     return parser
@@ -73,10 +95,21 @@ def _options(arguments: argparse.Namespace) -> RunOptions:
         text_field=arguments.field,
         optimizer=OptimizerOptions(
             lr=arguments.lr,
+            min_lr=arguments.min_lr,
+            lr_schedule=arguments.lr_schedule,
             warmup_steps=arguments.warmup_steps,
+            total_steps=arguments.steps,
             weight_decay=arguments.weight_decay,
+            beta1=arguments.beta1,
+            beta2=arguments.beta2,
+            eps=arguments.eps,
             clip=arguments.clip,
         ),
+        eval_data=tuple(source for group in arguments.eval_data for source in group),
+        eval_every=arguments.eval_every,
+        checkpoint_every=arguments.checkpoint_every,
+        init_from=arguments.init_from,
+        resume=arguments.out if arguments.resume is _HERE else arguments.resume,
         timeout_s=arguments.timeout_s,
     )
 

@@ -7,6 +7,7 @@ on a CPU). Keys and values of a group of heads are shared by the kernel, not cop
 T: tokens of the row, H: query heads on this rank, K: key and value heads on this rank, E: size of a head.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -14,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
+
+from plans.model import Llama3Rope
 
 
 def packed_attention(q_THE: Tensor, k_TKE: Tensor, v_TKE: Tensor, lengths: Sequence[int]) -> Tensor:
@@ -32,15 +35,28 @@ def packed_attention(q_THE: Tensor, k_TKE: Tensor, v_TKE: Tensor, lengths: Seque
     return torch.cat([*outputs, q_THE.new_zeros(rest, *q_THE.shape[1:])])
 
 
-def rotary_tables(positions_T: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def rotary_tables(
+    positions_T: Tensor, head_dim: int, theta: float, dtype: torch.dtype, llama3: Llama3Rope | None = None
+) -> tuple[Tensor, Tensor]:
     """Cosine and sine of the angle of each pair of channels at each token, both [T, 1, E/2].
 
     Channel pair i turns by theta^(-2i/E) radians a token (Su et al. 2021). Angles are computed in fp32 at least.
     """
     wide = torch.promote_types(dtype, torch.float32)
     exponents = torch.arange(0, head_dim, 2, device=positions_T.device, dtype=wide) / head_dim
-    angles_T1E = positions_T.to(wide)[:, None, None] * theta**-exponents
+    turns_E = theta**-exponents
+    if llama3 is not None:
+        turns_E = _slowed(turns_E, llama3)
+    angles_T1E = positions_T.to(wide)[:, None, None] * turns_E
     return angles_T1E.cos().to(dtype), angles_T1E.sin().to(dtype)
+
+
+def _slowed(turns_E: Tensor, llama3: Llama3Rope) -> Tensor:
+    """Radians a token: as they are for short waves, divided by the factor for long ones, in between a mixture."""
+    waves_E = llama3.original_positions * turns_E / (2 * math.pi)  # how often each goes round in the first training
+    low, high = llama3.low_freq_factor, llama3.high_freq_factor
+    kept_E = ((waves_E - low) / (high - low)).clamp(0, 1)
+    return turns_E * (kept_E + (1 - kept_E) / llama3.factor)
 
 
 def rotate(x_THE: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:

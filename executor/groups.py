@@ -10,6 +10,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from executor.context_parallel import ContextParallel
 from executor.tensor_parallel import TensorParallel
 from executor.waits import waiting
 from plans.strategy import Strategy
@@ -23,9 +24,18 @@ def tensor_parallel_ranks(strategy: Strategy, rank: int) -> RankSet:
     return strategy.replicas[place.replica].ranks[place.stage][place.cp]
 
 
+def context_parallel_ranks(strategy: Strategy, rank: int) -> RankSet:
+    """The ranks that divide the tokens of a row with this one and hold the same shards; itself alone for cp 1."""
+    place = strategy.places[rank]
+    return tuple(row[place.tp] for row in strategy.replicas[place.replica].ranks[place.stage])
+
+
 def rank_sets(strategies: Iterable[Strategy]) -> tuple[RankSet, ...]:
     """Every distinct set of two or more ranks that some strategy makes a group of, sorted."""
-    found = {tensor_parallel_ranks(strategy, rank) for strategy in strategies for rank in range(strategy.num_ranks)}
+    axes = (tensor_parallel_ranks, context_parallel_ranks)
+    found = {
+        ranks_of(strategy, rank) for strategy in strategies for rank in range(strategy.num_ranks) for ranks_of in axes
+    }
     return tuple(sorted(ranks for ranks in found if len(ranks) > 1))
 
 
@@ -63,3 +73,10 @@ class Groups:
         if len(ranks) == 1:
             return TensorParallel()
         return TensorParallel(group=self._groups[ranks], rank=ranks.index(self._rank), size=len(ranks))
+
+    def context_parallel(self, strategy: Strategy) -> ContextParallel:
+        """This rank's place in its context-parallel group under a strategy."""
+        ranks = context_parallel_ranks(strategy, self._rank)
+        if len(ranks) == 1:
+            return ContextParallel()
+        return ContextParallel(group=self._groups[ranks], rank=ranks.index(self._rank), size=len(ranks))

@@ -5,50 +5,19 @@ once. Since the boxes of home are disjoint, a sum of squares over ranks counts e
 strategies were.
 """
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from executor.backbone import Holding, gradient_dtype
 from executor.init import initial_weight
-from plans.errors import InputError
+from executor.optimizer import OptimizerOptions, adamw
 from plans.layout import Layout, every_parameter
 from plans.model import Precision
 
+STATE_KINDS = ("master", "exp_avg", "exp_avg_sq")
 _CHUNK = 1 << 16  # elements squared in fp64 at a time: they stay in a core's cache
-
-
-@dataclass(frozen=True, kw_only=True)
-class OptimizerOptions:
-    """AdamW (Loshchilov and Hutter 2019) after clipping by norm. Norm weights do not decay."""
-
-    lr: float = 3e-4
-    """Peak learning rate, above 0."""
-    warmup_steps: int = 0
-    """Steps in which the learning rate rises linearly to its peak; step k of them has k / warmup_steps of it."""
-    weight_decay: float = 0.1
-    """Decoupled, per step and unit of learning rate; 0 or more."""
-    beta1: float = 0.9
-    beta2: float = 0.95
-    eps: float = 1e-8
-    clip: float = 1.0
-    """Largest norm of the gradient; a longer one is scaled down to it. Infinity never clips."""
-
-    def __post_init__(self) -> None:
-        if not (
-            0 < self.lr < math.inf and self.warmup_steps >= 0 and 0 <= self.weight_decay < math.inf and self.clip > 0
-        ):
-            raise InputError(
-                f"lr {self.lr}, warmup_steps {self.warmup_steps}, weight_decay {self.weight_decay}, clip {self.clip}: "
-                "lr and clip are above 0, the others at least 0"
-            )
-
-    def lr_at(self, step: int) -> float:
-        """Learning rate of a step, counted from 1."""
-        return self.lr * min(1.0, step / self.warmup_steps) if self.warmup_steps else self.lr
 
 
 class Home:
@@ -64,9 +33,14 @@ class Home:
         device: torch.device,
     ) -> None:
         self._options = options
-        dtype = gradient_dtype(precision)
-        boxes = layout.boxes[rank]
+        self.device = device
+        self.dtype = dtype = gradient_dtype(precision)
+        self.model = layout.model
+        self.boxes = boxes = layout.boxes[rank]
+        """What this rank holds of each parameter."""
         self.masters: dict[str, Tensor] = {}
+        self.updates = 0
+        """How often the optimizer ran; steps that it skipped do not count."""
         decaying: list[Tensor] = []
         steady: list[Tensor] = []
         for parameter, layer in every_parameter(layout.model):
@@ -96,6 +70,25 @@ class Home:
             group["lr"] = self._options.lr_at(step)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
+        self.updates += 1
+
+    def state(self) -> dict[str, Tensor]:
+        """The tensors that a checkpoint keeps, by `KIND.PARAMETER`; to write into them is to load."""
+        found = {}
+        for name, master in self.masters.items():
+            state = self._optimizer.state[master]
+            if not state:
+                state["step"] = torch.zeros((), dtype=torch.float32, device=master.device)
+                state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(master), torch.zeros_like(master)
+            tensors = (master, state["exp_avg"], state["exp_avg_sq"])
+            found.update({f"{kind}.{name}": tensor for kind, tensor in zip(STATE_KINDS, tensors, strict=True)})
+        return found
+
+    def set_updates(self, updates: int) -> None:
+        """Go on as after so many updates, by which Adam corrects its moments' bias. Follows a load into `state`."""
+        self.updates = updates
+        for master in self.masters.values():
+            self._optimizer.state[master]["step"].fill_(updates)
 
 
 def square_sum(gradients: Mapping[str, Tensor]) -> float:
@@ -105,14 +98,3 @@ def square_sum(gradients: Mapping[str, Tensor]) -> float:
         for chunk in gradient.flatten().split(_CHUNK):
             total += chunk.double().square().sum().cpu()
     return float(total)
-
-
-def adamw(decaying: list[Tensor], steady: list[Tensor], options: OptimizerOptions) -> torch.optim.AdamW:
-    """The optimizer of matrices, whose weights decay, and of vectors."""
-    return torch.optim.AdamW(
-        [{"params": decaying, "weight_decay": options.weight_decay}, {"params": steady, "weight_decay": 0.0}],
-        lr=options.lr,
-        betas=(options.beta1, options.beta2),
-        eps=options.eps,
-        fused=True,
-    )

@@ -3,7 +3,7 @@
 Every rank makes only the box that it holds, and every strategy and home starts from the same bits. Element i of a
 matrix is normal: Box-Muller on two 64-bit hashes of the counter i (splitmix64), keyed by seed and name. The standard
 deviation is 0.02, and 0.02 / sqrt(2 num_layers) for the two projections that add to the residual stream (GPT-2). Norms
-start at 1.
+start at 1, biases at 0.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ def initial_weight(
     """The initial values of one box of one parameter."""
     shape = shape_of(box, vector=parameter.vector)
     if parameter.vector:
-        return torch.ones(shape, dtype=dtype)
+        return torch.zeros(shape, dtype=dtype) if parameter.name.endswith(".bias") else torch.ones(shape, dtype=dtype)
     std = STD / math.sqrt(2 * model.num_layers) if parameter.name.endswith(_RESIDUAL) else STD
     weight = torch.empty(shape, dtype=dtype)
     key = _key(seed, parameter.full_name(layer))

@@ -19,9 +19,10 @@ import torch.distributed as dist
 
 from executor.backbone import gradient_dtype
 from executor.groups import Groups
-from executor.home import OptimizerOptions, adamw, square_sum
+from executor.home import square_sum
 from executor.local import Tell, run_local
 from executor.metrics import gather_rows
+from executor.optimizer import OptimizerOptions, adamw
 from executor.specimens import Forward, Specimen, both_passes
 from executor.stopwatch import Stopwatch, now_s
 from executor.transfers import Pattern, Transfer, patterns
@@ -38,13 +39,14 @@ from plans.measurement import (
     Timing,
     TransferTime,
 )
-from plans.model import ModelSpec, Precision
+from plans.model import ModelSpec, Precision, Recompute
 from plans.strategy import Strategy, refusal
 
 Progress = Callable[[str, int, int], None]
 """What is being measured, how much is done, of how much."""
 
 DIRECTIONS: tuple[Direction, Direction] = ("forward", "backward")
+RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
 
 # Rows of one long document, of many short ones, and of both.
 ROWS: tuple[tuple[int, ...], ...] = (
@@ -108,7 +110,14 @@ def measure(
 def measure_here(tell: Tell, model: ModelSpec, precision: Precision, pace: Pace) -> list[Measurement]:
     """Measure on this rank, together with all others of the process group; all return the same."""
     bench = _Bench(model, precision, pace)
-    jobs = [*bench.transfers(), *bench.copies(), *bench.optimizers(), *bench.ends(), *bench.layers()]
+    jobs = [
+        *bench.transfers(),
+        *bench.copies(),
+        *bench.optimizers(),
+        *bench.ends(),
+        *bench.layers(),
+        *bench.recomputes(),
+    ]
     found: list[Measurement] = [bench.machine()]
     for done, (title, job) in enumerate(jobs):
         if dist.get_rank() == 0:
@@ -200,10 +209,13 @@ class _Bench:
 
     def _memory(self, specimen: Specimen) -> Iterator[Measurement]:
         tokens, tp = ACTIVATION_TOKENS, specimen.tp.size
-        kept = [specimen.kept_bytes(specimen.layers((tokens,))), specimen.kept_bytes(specimen.head(tokens))]
+        parts = [specimen.layers((tokens,), recompute) for recompute in RECOMPUTES]
+        kept = [specimen.kept_bytes(part) for part in (*parts, specimen.head(tokens))]
         most = gather_rows(kept).amax(0).tolist()  # uneven shards: the rank that keeps most counts
-        yield ActivationBytes(part="layer", tp=tp, tokens=tokens, bytes=int(most[0]) // specimen.num_layers)
-        yield ActivationBytes(part="head", tp=tp, tokens=tokens, bytes=int(most[1]))
+        for recompute, num_bytes in zip(RECOMPUTES, most, strict=False):
+            per_layer = int(num_bytes) // specimen.num_layers
+            yield ActivationBytes(part="layer", recompute=recompute, tp=tp, tokens=tokens, bytes=per_layer)
+        yield ActivationBytes(part="head", tp=tp, tokens=tokens, bytes=int(most[-1]))
 
     def _ends(self, specimen: Specimen, tokens: int, *, needed: bool) -> Iterator[Measurement]:
         ends: tuple[tuple[Literal["embedding", "head"], Forward], ...] = (
@@ -221,17 +233,31 @@ class _Bench:
                 title = f"layer of tp {specimen.tp.size}, {sum(row)} tokens"
                 yield title, partial(self._layer, specimen, row, needed=index < NEEDED_ROWS)
 
-    def _layer(self, specimen: Specimen, row: tuple[int, ...], *, needed: bool) -> Iterator[Measurement]:
+    def recomputes(self) -> Iterator[Job]:
+        """What selective recompute takes; full takes the forward pass again, which is known."""
+        for index, row in enumerate(ROWS):
+            for specimen in self._specimens:
+                title = f"recompute of tp {specimen.tp.size}, {sum(row)} tokens"
+                yield title, partial(self._layer, specimen, row, needed=index < NEEDED_ROWS, recompute="selective")
+
+    def _layer(
+        self, specimen: Specimen, row: tuple[int, ...], *, needed: bool, recompute: Recompute = "none"
+    ) -> Iterator[Measurement]:
         # Products with the weights, and of queries with keys and of these with values.
         work = sum(2.0 * _layer_elements(self._model) * n + 2.0 * self._model.hidden_size * n * n for n in row)
-        if times := self._passes("layer", specimen, specimen.layers(row), work=work, needed=needed):
+        forward = specimen.layers(row, recompute)
+        if times := self._passes(f"layer {recompute}", specimen, forward, work=work, needed=needed):
             for direction, time in zip(DIRECTIONS, times, strict=True):
+                if recompute != "none" and direction == "forward":
+                    continue  # is as without
                 per_layer = Timing(
                     seconds=time.seconds / specimen.num_layers,
                     spread_s=time.spread_s / specimen.num_layers,
                     repeats=time.repeats,
                 )
-                yield LayerTime(tp=specimen.tp.size, direction=direction, lengths=row, time=per_layer)
+                yield LayerTime(
+                    tp=specimen.tp.size, direction=direction, recompute=recompute, lengths=row, time=per_layer
+                )
 
     def _passes(
         self, part: str, specimen: Specimen, forward: Forward, *, work: float, needed: bool

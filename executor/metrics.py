@@ -8,6 +8,8 @@ R ranks, P parts of a step, S switches.
 """
 
 import json
+import resource
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -57,11 +59,19 @@ class StepRecord:
     loss: float
     grad_norm: float
     """Before clipping."""
+    lr: float
     updated: bool
     """False where the optimizer was skipped: no target token, or a gradient that is not finite."""
     sequences: int
     tokens: int
     tokens_per_s: float
+    """Of all ranks; tokens of documents, never of padding."""
+    flops_per_s: float
+    """That the model needs (executor.flops), all ranks together."""
+    mfu: float | None
+    """`flops_per_s` over what the ranks' accelerators can do; None where that is unknown."""
+    memory_bytes: int
+    """Peak of the fullest rank: allocated on its accelerator in this step, or resident on a CPU since it started."""
     step_s: float
     predicted_s: float
     prepare_s: float
@@ -71,16 +81,23 @@ class StepRecord:
     optimizer_s: float
     phases: tuple[PhaseRecord, ...]
     switches: tuple[SwitchRecord, ...]
+    eval_loss: float | None = None
+    """Mean over all targets of the evaluation documents after this step; None where it was not evaluated."""
+    eval_s: float | None = None
 
     def json_line(self) -> str:
         return json.dumps(asdict(self)) + "\n"
 
     def text(self, num_steps: int) -> str:
         """For people."""
+        mfu = "N/A" if self.mfu is None else f"{self.mfu:.2%}"
+        evaluated = "" if self.eval_loss is None else f"  eval_loss: {self.eval_loss:8.4f}"
         return (
             f"step: {self.step:{len(str(num_steps))}}  loss: {self.loss:8.4f}  grad_norm: {self.grad_norm:8.4f}  "
-            f"tps: {self.tokens_per_s:,.0f}  step_s: {self.step_s:.3f} (predicted {self.predicted_s:.3f})  "
-            f"switch: {self.switch_s / self.step_s:.1%}"
+            f"memory: {self.memory_bytes / 2**30:5.2f}GiB  tps: {self.tokens_per_s:,.0f}  "
+            f"tflops: {self.flops_per_s / 1e12:,.3g}  mfu: {mfu}  lr: {self.lr:.2e}  "
+            f"step_s: {self.step_s:.3f} (predicted {self.predicted_s:.3f})  "
+            f"switch: {self.switch_s / self.step_s:.1%}{evaluated}"
         )
 
 
@@ -89,6 +106,8 @@ class Clock:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
         self._start_s = self._now_s()
         self.ends_s: list[float] = []
 
@@ -100,6 +119,14 @@ class Clock:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return time.perf_counter()
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Of this rank: allocated on its accelerator since the clock of the step started, else resident."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,10 +21,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from executor.batches import MicroBatch
+from executor.context_parallel import ContextParallel
 from executor.model import Stage, Weights
 from executor.tensor_parallel import TensorParallel
 from executor.waits import WaitError, mib, waiting
 from plans.layout import Layout
+from plans.model import Recompute
 from plans.schedule import Action, one_f_one_b
 
 
@@ -37,27 +39,45 @@ class Pipeline:
     """Place of the stage in its replica, from 0."""
     num_stages: int
     previous_rank: int | None
-    """The rank with the same tp index on the stage before; None on the first."""
+    """The rank with the same cp and tp index on the stage before; None on the first."""
     next_rank: int | None
-    """The rank with the same tp index on the stage behind; None on the last."""
+    """The rank with the same cp and tp index on the stage behind; None on the last."""
     phase: str
     """Names the phase in messages."""
 
     @classmethod
-    def at(cls, layout: Layout, rank: int, tp: TensorParallel, phase: str) -> Self:
+    def at(
+        cls,
+        layout: Layout,
+        rank: int,
+        tp: TensorParallel,
+        phase: str,
+        *,
+        cp: ContextParallel | None = None,
+        recompute: Recompute = "none",
+    ) -> Self:
         """The part of `rank` under a layout.
 
         Raises:
-            ValueError: a replica with cp > 1, whose ranks would all count the same tokens.
+            ValueError: the groups are not those of the layout.
         """
         place = layout.strategy.places[rank]
-        if layout.strategy.kinds[place.kind].cp > 1:
-            raise ValueError(f"{layout.strategy} divides sequences among ranks, which cannot run yet; use cp 1")
+        kind, cp = layout.strategy.kinds[place.kind], cp or ContextParallel()
+        if (tp.size, cp.size) != (kind.tp, kind.cp):
+            raise ValueError(f"{layout.strategy} has tp {kind.tp} and cp {kind.cp}, got groups of {tp.size}, {cp.size}")
         stages = layout.strategy.replicas[place.replica].ranks
         is_first, is_last = place.stage == 0, place.stage == len(stages) - 1
         layers = layout.stage_layers(place.kind, place.stage)
         return cls(
-            stage=Stage(model=layout.model, layers=layers, is_first=is_first, is_last=is_last, tp=tp),
+            stage=Stage(
+                model=layout.model,
+                layers=layers,
+                is_first=is_first,
+                is_last=is_last,
+                tp=tp,
+                cp=cp,
+                recompute=recompute,
+            ),
             index=place.stage,
             num_stages=len(stages),
             previous_rank=None if is_first else stages[place.stage - 1][place.cp][place.tp],
@@ -74,10 +94,25 @@ class Pipeline:
             num_targets: divisor of the loss: targets of the whole mini_batch, over all phases and ranks.
         Returns:
             This rank's contribution to the loss of the mini_batch, a scalar in fp64: the sum over all ranks and phases
-            is the loss. It is zero except on the last stage, where the first tp rank counts for all.
+            is the loss. It is zero except on the last stage, where the first tp rank counts for all, and each cp rank
+            for its own tokens.
         """
         actions = one_f_one_b(self.num_stages, len(micro_batches))[self.index]
         run = _Run(self, weights, micro_batches, num_targets)
+        self._play(run, actions, weights, micro_batches)
+        return run.loss_sum / max(num_targets, 1)
+
+    @torch.no_grad()
+    def evaluate(self, weights: Weights, micro_batches: Sequence[MicroBatch]) -> Tensor:
+        """Forward of all micro_batches: this rank's contribution to the sum of their token losses, as `run` counts."""
+        run = _Run(self, weights, micro_batches, num_targets=1)
+        actions = [Action(self.index, "F", micro_batch) for micro_batch in range(len(micro_batches))]
+        self._play(run, actions, weights, micro_batches)
+        return run.loss_sum
+
+    def _play(
+        self, run: "_Run", actions: Sequence[Action], weights: Weights, micro_batches: Sequence[MicroBatch]
+    ) -> None:
         mail = _Mail(self, micro_batches, next(iter(weights.values()))) if self.num_stages > 1 else None
         arrived = mail.exchange(None, None, actions[0]) if mail and actions else None
         for action, following in pairwise((*actions, None)):
@@ -89,7 +124,6 @@ class Pipeline:
             arrived = mail.exchange(action, made, following) if mail else None
         if mail:
             mail.finish()
-        return run.loss_sum / max(num_targets, 1)
 
 
 class _Run:
@@ -108,7 +142,8 @@ class _Run:
         if x_TD is not None:
             x_TD.requires_grad_()
         out = self._stage.forward(self._weights, x_TD, self._micro_batches[action.micro_batch])
-        self._held[action.micro_batch] = x_TD, out
+        if torch.is_grad_enabled():
+            self._held[action.micro_batch] = x_TD, out
         if not self._stage.is_last:
             return out.detach()
         if self._stage.tp.rank == 0:

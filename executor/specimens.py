@@ -6,6 +6,7 @@ T: tokens of the row, D: hidden.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from executor.model import Stage
 from executor.stopwatch import now_s
 from executor.tensor_parallel import TensorParallel, embed, gather_tokens, vocabulary_loss
 from plans.layout import every_parameter, layout
-from plans.model import ModelSpec, Precision
+from plans.model import ModelSpec, Precision, Recompute
 from plans.strategy import Strategy
 
 Forward = Callable[[], Tensor]
@@ -50,11 +51,12 @@ class Specimen:
             holding.gradients[name] = torch.zeros_like(holding.weights[name], dtype=gradients)
         return holding
 
-    def layers(self, lengths: Sequence[int]) -> Forward:
+    def layers(self, lengths: Sequence[int], recompute: Recompute = "none") -> Forward:
         """All layers over one row of documents."""
+        stage = replace(self._stage, recompute=recompute)
         micro_batch = MicroBatch.from_lengths(lengths, multiple_of=self.tp.size)
         x_TD = self._hidden(micro_batch.num_tokens)
-        return lambda: self._stage.forward(self._backbone.weights, _leaf(x_TD), micro_batch)
+        return lambda: stage.forward(self._backbone.weights, _leaf(x_TD), micro_batch)
 
     def embedding(self, num_tokens: int) -> Forward:
         """The embedding of one row."""
@@ -64,10 +66,10 @@ class Specimen:
 
     def head(self, num_tokens: int) -> Forward:
         """Final norm, head and loss of one row."""
-        norm, weight = (self._backbone.weights[name] for name in ("model.norm.weight", "lm_head.weight"))
+        norm, weight = (self._backbone.weights[name] for name in ("model.norm.weight", self._model.head_name))
         targets_T = self._ids(num_tokens)
         x_TD = self._hidden(len(targets_T))
-        first_row = self._boxes["lm_head.weight"].row0
+        first_row = self._boxes[self._model.head_name].row0
 
         def forward() -> Tensor:
             all_TD = gather_tokens(rms_norm(_leaf(x_TD), norm, self._model.norm_eps), self.tp)

@@ -9,9 +9,10 @@ number of targets of the whole mini_batch; nothing is averaged in between.
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,12 +22,16 @@ import torch.distributed as dist
 from executor.backbone import Backbone, Holding
 from executor.batches import MicroBatch, pack_row
 from executor.data import MiniBatch, sequences_of
+from executor.evaluation import Evaluation, token_mean
 from executor.exchange import layout_name
+from executor.flops import peak_flops_per_s, training_flops
 from executor.groups import Groups
-from executor.home import Home, OptimizerOptions, square_sum
-from executor.metrics import Clock, PartTimes, PhaseRecord, StepRecord, SwitchRecord, gather_rows
+from executor.home import Home, square_sum
+from executor.metrics import Clock, PartTimes, PhaseRecord, StepRecord, SwitchRecord, gather_rows, peak_memory_bytes
+from executor.optimizer import OptimizerOptions
 from executor.pipeline import Pipeline
 from executor.switch import Switcher
+from executor.whole import whole_weights
 from plans.layout import Layout
 from plans.packing import pack
 from plans.plan import Plan
@@ -35,6 +40,9 @@ log = logging.getLogger(__name__)
 
 ReadTokens = Callable[[int], npt.NDArray[np.int64]]
 """Ids of a document of the corpus, by its index."""
+
+ReadLabels = Callable[[int], npt.NDArray[np.int64] | None]
+"""Labels of a document, see executor.batches; None where every token is its own label."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +56,20 @@ class _Work:
 
 
 @dataclass(frozen=True, slots=True)
+class Prepared:
+    """A mini_batch read and packed: the part of one rank."""
+
+    mini_batch: MiniBatch
+    work: tuple[_Work, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Accumulated:
     """A step up to its optimizer: the whole gradient, each rank holding the part of its home."""
 
     loss: float  # this rank's contribution; the sum over ranks is the loss
     home: Holding
-    work: tuple[_Work, ...]
+    prepared: Prepared
     clock: Clock
     sent_bytes: tuple[int, ...]  # by this rank, per switch
 
@@ -80,11 +96,20 @@ class Engine:
         self._plan = plan
         self._rank = dist.get_rank()
         self._device = device
+        self._options = options
+        self._peak_flops_per_s = peak_flops_per_s(device, plan.precision)
         if groups is None:
             groups = Groups((layout.strategy for layout in plan.layouts), timeout_s=timeout_s)
         self._pipelines = tuple(
-            Pipeline.at(layout, self._rank, groups.tensor_parallel(layout.strategy), phase=str(layout.strategy))
-            for layout in plan.layouts
+            Pipeline.at(
+                layout,
+                self._rank,
+                groups.tensor_parallel(layout.strategy),
+                phase=str(layout.strategy),
+                cp=groups.context_parallel(layout.strategy),
+                recompute=phase.recompute,
+            )
+            for phase, layout in zip(plan.phases, plan.layouts, strict=True)
         )
         self._switcher = Switcher(plan.precision, plan.cluster.ranks_per_node, plan.staging_bytes, device)
         for source, target in pairwise(plan.route_layouts):
@@ -92,10 +117,25 @@ class Engine:
         self._backbone = Backbone()
         self.home = Home(plan.home_layout, self._rank, plan.precision, seed, options, device)
 
-    def step(self, step: int, mini_batch: MiniBatch, read_tokens: ReadTokens) -> StepRecord:
+    def step(
+        self, step: int, mini_batch: MiniBatch, read_tokens: ReadTokens, read_labels: ReadLabels | None = None
+    ) -> StepRecord:
         """Train on one mini_batch. `step` counts from 1 and sets the learning rate."""
-        done = self.accumulate(mini_batch, read_tokens)
-        row = (done.loss, square_sum(done.home.gradients), *done.sent_bytes, *done.clock.ends_s)
+        return self.run(step, lambda: self.prepare(mini_batch, read_tokens, read_labels))
+
+    def prepare(
+        self, mini_batch: MiniBatch, read_tokens: ReadTokens, read_labels: ReadLabels | None = None
+    ) -> Prepared:
+        """Read and pack this rank's part. It talks to no other rank, so another thread may do it in advance."""
+        return Prepared(mini_batch, tuple(self._work(mini_batch, read_tokens, read_labels)))
+
+    def run(self, step: int, take: Callable[[], Prepared]) -> StepRecord:
+        """Train on what `take` gives; the step's `prepare_s` is the wait for it."""
+        done = self._accumulate(take)
+        mini_batch = done.prepared.mini_batch
+        # Where the peak of some rank is unknown that of all is: it counts as 0 there.
+        measured = peak_memory_bytes(self._device), self._peak_flops_per_s or 0.0
+        row = (done.loss, square_sum(done.home.gradients), *measured, *done.sent_bytes, *done.clock.ends_s)
         rows_RN = gather_rows(row)
         done.clock.mark()
         norm = math.sqrt(float(rows_RN[:, 1].sum()))
@@ -108,10 +148,16 @@ class Engine:
         done.clock.mark()
         return self._record(step, mini_batch, done, rows_RN, norm, updated)
 
-    def accumulate(self, mini_batch: MiniBatch, read_tokens: ReadTokens) -> Accumulated:
+    def accumulate(
+        self, mini_batch: MiniBatch, read_tokens: ReadTokens, read_labels: ReadLabels | None = None
+    ) -> Accumulated:
         """Forward and backward of the whole mini_batch through all phases; weights stay as they are."""
+        return self._accumulate(lambda: self.prepare(mini_batch, read_tokens, read_labels))
+
+    def _accumulate(self, take: Callable[[], Prepared]) -> Accumulated:
         clock = Clock(self._device)
-        work = tuple(self._work(mini_batch, read_tokens))
+        prepared = take()
+        work, num_targets = prepared.work, prepared.mini_batch.num_targets
         clock.mark()
         sent_bytes = []
         loss = 0.0
@@ -125,19 +171,70 @@ class Engine:
                 part = work[len(sent_bytes) - 1]
                 self._backbone.adopt(held)
                 pipeline = self._pipelines[part.phase]
-                loss += float(pipeline.run(self._backbone.weights, part.micro_batches, mini_batch.num_targets))
+                rows = tuple(_placed(row, self._device) for row in part.micro_batches)
+                loss += float(pipeline.run(self._backbone.weights, rows, num_targets))
                 held = self._backbone.release()
                 clock.mark()
-        return Accumulated(loss, held, work, clock, tuple(sent_bytes))
+        return Accumulated(loss, held, prepared, clock, tuple(sent_bytes))
+
+    @torch.no_grad()
+    def evaluate(
+        self, mini_batch: MiniBatch, read_tokens: ReadTokens, read_labels: ReadLabels | None = None
+    ) -> Evaluation:
+        """Mean loss of these documents, of any number, under the plan's phases; nothing changes."""
+        clock = Clock(self._device)
+        parts = [(index, mini_batch.part(p)) for index, p in enumerate(sequences_of(mini_batch, self._intervals)) if p]
+        layouts = (self._plan.home_layout, *(self._plan.layouts[index] for index, _ in parts))
+        held = self.home.holding()
+        sums = [0.0] * len(parts)
+        for place, (index, part) in enumerate(parts):
+            # The switch brings gradients of zero along: a phase has the memory that it has in training, no more.
+            held = self._switcher.run(layouts[place], layouts[place + 1], held)
+            self._backbone.adopt(held)
+            for some in part.divided(self._plan.data.sequences):
+                (work,) = self._work(some, read_tokens, read_labels)
+                rows = tuple(_placed(row, self._device) for row in work.micro_batches)
+                sums[place] += float(self._pipelines[index].evaluate(self._backbone.weights, rows))
+            held = self._backbone.release()
+        sums_P = gather_rows(sums).sum(0)  # P: phases that have documents
+        loss = token_mean(zip(sums_P.tolist(), (part.num_targets for _, part in parts), strict=True))
+        clock.mark()
+        return Evaluation(loss=loss, num_targets=mini_batch.num_targets, time_s=clock.ends_s[-1])
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank needs to go on under the same plan; for another one see executor.checkpoint."""
+        return {"updates": self.home.updates, **self.home.state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state_dict` gave on this rank.
+
+        Raises:
+            ValueError: it is of another rank or plan.
+        """
+        own = self.home.state()
+        found = {name: tuple(value.shape) for name, value in state.items() if name != "updates"}
+        if found != {name: tuple(tensor.shape) for name, tensor in own.items()}:
+            raise ValueError(f"the state is not of rank {self._rank} under this plan; its tensors have other boxes")
+        for name, tensor in own.items():
+            tensor.copy_(state[name])
+        self.home.set_updates(int(state["updates"]))
+
+    def whole_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Master weights, one whole parameter at a time, on the first rank; every rank exhausts the iterator."""
+        return whole_weights(self._plan.home_layout, self.home)
+
+    @property
+    def _intervals(self) -> list[tuple[int, int]]:
+        return [(phase.min_len, phase.max_len) for phase in self._plan.phases]
 
     def _route(self, work: tuple[_Work, ...]) -> tuple[Layout, ...]:
         """Home, every phase that has sequences, home."""
         layouts = (self._plan.layouts[part.phase] for part in work)
         return (self._plan.home_layout, *layouts, self._plan.home_layout)
 
-    def _work(self, mini_batch: MiniBatch, read_tokens: ReadTokens) -> Iterator[_Work]:
+    def _work(self, mini_batch: MiniBatch, read_tokens: ReadTokens, read_labels: ReadLabels | None) -> Iterator[_Work]:
         phases = self._plan.phases
-        divided = sequences_of(mini_batch, [(phase.min_len, phase.max_len) for phase in phases])
+        divided = sequences_of(mini_batch, self._intervals)
         for index, members in enumerate(divided):
             if not members:
                 continue
@@ -148,11 +245,14 @@ class Engine:
             rows = []
             for chosen in packed:
                 if stage.is_first or stage.is_last:
-                    documents = [read_tokens(mini_batch.documents[members[i]]) for i in chosen]
-                    row = pack_row(documents, multiple_of=stage.tp.size)
+                    documents = [mini_batch.documents[members[i]] for i in chosen]
+                    tokens = [read_tokens(document) for document in documents]
+                    labels = [read_labels(document) for document in documents] if read_labels else None
+                    row = pack_row(tokens, multiple_of=stage.tp.size, labels=labels)
                 else:  # it only passes activations on
                     row = MicroBatch.from_lengths([lengths[i] for i in chosen], multiple_of=stage.tp.size)
-                rows.append(_placed(row, self._device))
+                row = row.shared(stage.cp.rank, stage.cp.size, multiple_of=stage.tp.size)
+                rows.append(row)
             yield _Work(index, len(members), sum(lengths), tuple(rows))
 
     def _record(
@@ -165,10 +265,11 @@ class Engine:
         updated: bool,
     ) -> StepRecord:
         plan, num_switches = self._plan, len(done.sent_bytes)
-        sent_bytes_S = rows_RN[:, 2 : 2 + num_switches].sum(0).tolist()
-        times = PartTimes.of(rows_RN[:, 2 + num_switches :])  # prepare, switch, phase, switch, phase, ..., switch
+        sent_bytes_S = rows_RN[:, 4 : 4 + num_switches].sum(0).tolist()
+        times = PartTimes.of(rows_RN[:, 4 + num_switches :])  # prepare, switch, phase, switch, phase, ..., switch
         # Home, phases and home again are numbered 0, 1, ...: the plan prices the switches between neighbours.
-        nodes = (0, *(part.phase + 1 for part in done.work), len(plan.phases) + 1)
+        work = done.prepared.work
+        nodes = (0, *(part.phase + 1 for part in work), len(plan.phases) + 1)
         switches = tuple(
             SwitchRecord(
                 source=layout_name(plan.route_layouts[a]),
@@ -190,17 +291,23 @@ class Engine:
                 mean_s=mean,
                 predicted_s=plan.phases[part.phase].time_s,
             )
-            for part, seconds, mean in zip(done.work, times.slowest[2::2], times.mean[2::2], strict=True)
+            for part, seconds, mean in zip(work, times.slowest[2::2], times.mean[2::2], strict=True)
         )
         *_, gathered_s, end_s = done.clock.ends_s
+        flops_per_s = training_flops(plan.model, mini_batch.lengths) / end_s
+        peaks_R = rows_RN[:, 3]
         return StepRecord(
             step=step,
             loss=float(rows_RN[:, 0].sum()),
             grad_norm=norm,
+            lr=self._options.lr_at(step),
             updated=updated,
             sequences=len(mini_batch.lengths),
             tokens=sum(mini_batch.lengths),
             tokens_per_s=sum(mini_batch.lengths) / end_s,
+            flops_per_s=flops_per_s,
+            mfu=flops_per_s / float(peaks_R.sum()) if peaks_R.all() else None,
+            memory_bytes=int(rows_RN[:, 2].max()),
             step_s=end_s,
             predicted_s=plan.step_time_s,
             prepare_s=times.slowest[0],
@@ -217,4 +324,5 @@ def _placed(row: MicroBatch, device: torch.device) -> MicroBatch:
     if device.type == "cpu":
         return row
     tensors = {name: getattr(row, name) for name in ("positions_T", "tokens_T", "targets_T")}
-    return replace(row, **{name: tensor.to(device) for name, tensor in tensors.items() if tensor is not None})
+    placed = {name: tensor.to(device) for name, tensor in tensors.items() if tensor is not None}
+    return replace(row, **placed, share=None if row.share is None else row.share.to(device))

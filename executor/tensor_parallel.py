@@ -11,67 +11,33 @@ The vocabulary is divided by rows as they come: nothing is padded.
 T tokens of the row, D hidden, V rows of the vocabulary on this rank.
 """
 
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from executor.waits import mib, waiting
-
-# torch 2.13 renames all_gather_into_tensor and warns about the old name; 2.11 has no other.
-_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+from executor.rank_group import RankGroup, gather_shards, scatter_partials
 
 _CHUNK_ELEMENTS = 2**18
 """Logits that the loss widens to fp32 at a time: 1 MiB, which stays in a core's cache."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TensorParallel:
-    """A rank's place in its tensor-parallel group. Alone (size 1) it communicates with nobody."""
+class TensorParallel(RankGroup):
+    """A rank's place in its tensor-parallel group."""
 
-    group: dist.ProcessGroup | None = None
-    rank: int = 0
-    size: int = 1
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.rank < self.size or (self.size > 1 and self.group is None):
-            raise ValueError(f"rank {self.rank} of {self.size} is no place in the group {self.group}")
-
-    def gather(self, x: Tensor) -> Tensor:
-        """All ranks' tensors along the first dim, [n, ...] to [size * n, ...]; without gradient."""
-        out = x.new_empty(self.size * x.shape[0], *x.shape[1:])
-        with waiting(self._what("gather", out)):
-            _all_gather(out, x.contiguous(), group=self.group)
-        return out
-
-    def scatter_sum(self, x: Tensor) -> Tensor:
-        """This rank's part of the sum over ranks, [size * n, ...] to [n, ...]; without gradient.
-
-        One all-to-all and a local sum: twice as fast as gloo's reduce-scatter, and bf16 is rounded once, not at every
-        addition.
-        """
-        parts = x.new_empty(self.size, x.shape[0] // self.size, *x.shape[1:])
-        with waiting(self._what("add up", x)):
-            dist.all_to_all_single(parts.view_as(x), x.contiguous(), group=self.group)
-        return parts.sum(0)
-
-    def _what(self, verb: str, x: Tensor) -> str:
-        peers = dist.get_process_group_ranks(self.group)
-        return f"waiting for ranks {peers} to {verb} {mib(x.nbytes)} across tp {self.size}"
+    axis = "tp"
 
 
 def gather_tokens(x_TD: Tensor, tp: TensorParallel) -> Tensor:
     """All tokens of the row from this rank's shard, [T/size, D] to [T, D]; gradients are added and scattered."""
-    return x_TD if tp.size == 1 else cast(Tensor, _GatherTokens.apply(x_TD, tp))  # type: ignore[no-untyped-call]
+    return gather_shards(x_TD, tp)
 
 
 def scatter_tokens(x_TD: Tensor, tp: TensorParallel) -> Tensor:
     """This rank's tokens of the sum over ranks, [T, D] to [T/size, D]; gradients are gathered."""
-    return x_TD if tp.size == 1 else cast(Tensor, _ScatterTokens.apply(x_TD, tp))  # type: ignore[no-untyped-call]
+    return scatter_partials(x_TD, tp)
 
 
 def embed(tokens_T: Tensor, weight_VD: Tensor, first_row: int, tp: TensorParallel) -> Tensor:
@@ -93,28 +59,6 @@ def vocabulary_loss(x_TD: Tensor, weight_VD: Tensor, targets_T: Tensor, first_ro
         targets_T: rows of the whole; negative where there is no target.
     """
     return cast(Tensor, _VocabularyLoss.apply(x_TD, weight_VD, targets_T, first_row, tp))  # type: ignore[no-untyped-call]
-
-
-class _GatherTokens(Function):
-    @staticmethod
-    def forward(ctx: Any, x_TD: Tensor, tp: TensorParallel) -> Tensor:
-        ctx.tp = tp
-        return tp.gather(x_TD)
-
-    @staticmethod
-    def backward(ctx: Any, grad_TD: Tensor) -> tuple[Tensor, None]:
-        return ctx.tp.scatter_sum(grad_TD), None
-
-
-class _ScatterTokens(Function):
-    @staticmethod
-    def forward(ctx: Any, x_TD: Tensor, tp: TensorParallel) -> Tensor:
-        ctx.tp = tp
-        return tp.scatter_sum(x_TD)
-
-    @staticmethod
-    def backward(ctx: Any, grad_TD: Tensor) -> tuple[Tensor, None]:
-        return ctx.tp.gather(grad_TD), None
 
 
 class _EmbedRows(Function):

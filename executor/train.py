@@ -1,14 +1,15 @@
 """A training run: what `python -m executor` does on each rank.
 
-read and judge the plan, open the corpus  ─►  roll call of all ranks  ─►  step after step, one line of metrics each
+read and judge the plan, open corpus and checkpoint  ─►  roll call of all ranks  ─►  step after step: train, evaluate,
+write a line of metrics, write a checkpoint
 """
 
 import hashlib
 import logging
 import os
 from collections.abc import Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -16,54 +17,36 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
+from executor.checkpoint import (
+    FOLDER,
+    Progress,
+    find_checkpoint,
+    load_checkpoint,
+    open_checkpoint,
+    save_checkpoint,
+)
 from executor.data import MiniBatches
-from executor.home import OptimizerOptions
+from executor.journal import Journal, require_free
+from executor.options import SHARED, RunOptions
+from executor.prefetch import Prefetch
 from executor.roll_call import call_the_roll
-from executor.step import Engine
+from executor.safetensors_read import Checkpoint, load_weights
+from executor.step import Engine, Prepared
 from plans.check import require_sound
-from plans.corpus import open_corpus
+from plans.corpus import Corpus, open_corpus
 from plans.errors import InputError
 from plans.plan import Plan
 from plans.plan_file import plan_digest, read_plan
 
 log = logging.getLogger(__name__)
 
-METRICS = "metrics.jsonl"
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunOptions:
-    """What a run needs besides the plan."""
-
-    plan: Path
-    data: tuple[Path, ...]
-    """Sources of the corpus, see plans.corpus."""
-    steps: int
-    """Optimizer steps, at least 1."""
-    out: Path
-    """Folder for metrics.jsonl, which is never overwritten."""
-    seed: int = 0
-    """Of initial weights and order of documents, at least 0."""
-    tokenizer: str = "bytes"
-    """`bytes`, or the path of a tokenizer.json."""
-    text_field: str = "text"
-    """Field of a jsonl line that holds the text."""
-    optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
-    timeout_s: float = 600.0
-    """Limit of every wait for another rank; more than a rank computes between two messages."""
-
-    def __post_init__(self) -> None:
-        if self.steps < 1 or self.seed < 0 or self.timeout_s <= 0:
-            raise InputError(
-                f"--steps {self.steps}, --seed {self.seed}, --timeout-s {self.timeout_s}: "
-                "the least legal values are 1, 0 and above 0"
-            )
-
 
 @dataclass(frozen=True, slots=True)
 class _Inputs:
     plan: Plan
     mini_batches: MiniBatches
+    evaluation: MiniBatches | None
+    resumed: tuple[Path, Progress] | None
     digests: Mapping[str, str]
 
 
@@ -100,27 +83,63 @@ def _read(options: RunOptions, rank: int, world_size: int) -> _Inputs:
             f"{options.plan}: the plan is for {plan.cluster.num_ranks} ranks, this run has {world_size}; "
             f"start {plan.cluster.nodes} x --nproc-per-node {plan.cluster.ranks_per_node}, or solve for this machine"
         )
-    if rank == 0 and (options.out / METRICS).exists():
-        raise InputError(f"--out {options.out}: {METRICS} of another run is there; choose another folder or remove it")
-    corpus = open_corpus(options.data, options.tokenizer, options.text_field)
-    if corpus.vocab_size > plan.model.vocab_size:
-        raise InputError(
-            f"--data: token ids up to {corpus.vocab_size - 1}, but model {plan.model.name} of the plan has "
-            f"vocab_size {plan.model.vocab_size}; take another tokenizer or a model with vocab_size {corpus.vocab_size}"
-        )
-    told = repr((options.steps, options.seed, options.optimizer))
+    if options.init_from is not None:
+        with Checkpoint(options.init_from) as weights:
+            weights.require(plan.model)
+    resumed = None if options.resume is None else _resume(options, plan)
+    if rank == 0 and not (resumed and _goes_on(options)):
+        require_free(options.out)
+    corpus = _corpus(options, plan, options.data, "--data")
+    mini_batches = MiniBatches(corpus, plan.data, options.seed)
+    if resumed is not None:
+        folder, progress = resumed
+        if progress.corpus != corpus.digest:
+            raise InputError(f"--data: another corpus than that of {folder}; its place in it would mean nothing")
+        mini_batches.restore(progress.data)
+    told = repr([getattr(options, name) for name in SHARED])
     digests = {
         "plan": plan_digest(plan),
         "corpus": corpus.digest,
         "set of options": hashlib.sha256(told.encode()).hexdigest(),
+        "checkpoint": "" if resumed is None else hashlib.sha256(repr(resumed[1]).encode()).hexdigest(),
     }
-    inputs = _Inputs(plan, MiniBatches(corpus, plan.data, options.seed), digests)
+    evaluation = None
+    if options.eval_data:
+        held_out = _corpus(options, plan, options.eval_data, "--eval-data")
+        evaluation = MiniBatches(held_out, plan.data, options.seed)
+        digests["evaluation corpus"] = held_out.digest
     if rank == 0:
         try:
             options.out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"--out {options.out}: {error.strerror or error}") from None
-    return inputs
+    return _Inputs(plan, mini_batches, evaluation, resumed, digests)
+
+
+def _corpus(options: RunOptions, plan: Plan, sources: tuple[Path, ...], option: str) -> Corpus:
+    corpus = open_corpus(sources, options.tokenizer, options.text_field)
+    if corpus.vocab_size > plan.model.vocab_size:
+        raise InputError(
+            f"{option}: token ids up to {corpus.vocab_size - 1}, but model {plan.model.name} of the plan has "
+            f"vocab_size {plan.model.vocab_size}; take another tokenizer or a model with vocab_size {corpus.vocab_size}"
+        )
+    return corpus
+
+
+def _resume(options: RunOptions, plan: Plan) -> tuple[Path, Progress]:
+    assert options.resume is not None
+    folder = find_checkpoint(options.resume)
+    progress = open_checkpoint(folder, plan)
+    if progress.step >= options.steps:
+        raise InputError(f"--steps {options.steps}: {folder} has {progress.step} already; the least is one more")
+    return folder, progress
+
+
+def _goes_on(options: RunOptions) -> bool:
+    """Whether the run that is resumed is the one in --out."""
+    assert options.resume is not None
+    out, resume = options.out.resolve(), options.resume.resolve()
+    return resume == out or out in resume.parents
 
 
 def _device() -> tuple[torch.device, str]:
@@ -135,18 +154,45 @@ def _device() -> tuple[torch.device, str]:
 def _run(options: RunOptions, inputs: _Inputs, rank: int, device: torch.device) -> None:
     plan, mini_batches = inputs.plan, inputs.mini_batches
     engine = Engine(plan, seed=options.seed, options=options.optimizer, device=device, timeout_s=options.timeout_s)
-    with ExitStack() as stack:
-        metrics = None
-        if rank == 0:
-            _introduce(plan, mini_batches)
-            metrics = stack.enter_context((options.out / METRICS).open("x", encoding="utf-8"))
+    done = 0
+    if options.init_from is not None:
+        layout, dtype = plan.home_layout, engine.home.dtype
+        for name, weight in load_weights(options.init_from, plan.model, layout, rank, dtype).items():
+            engine.home.masters[name].copy_(weight)
+    if inputs.resumed is not None:
+        folder, progress = inputs.resumed
+        load_checkpoint(folder, engine.home, progress)
+        done = progress.step
+    if rank == 0:
+        _introduce(plan, mini_batches)
+        if inputs.resumed is not None:
+            other = "" if progress.plan == inputs.digests["plan"] else ", which was made under another plan"
+            log.info(f"resumed behind step {done} from {folder}{other}")
+    steps = range(done + 1, options.steps + 1)
+
+    def prepare(step: int) -> Prepared:
+        return engine.prepare(mini_batches.step(step), mini_batches.tokens, mini_batches.labels)
+
+    with (
+        Journal(options.out, done=done) if rank == 0 else nullcontext() as journal,
+        Prefetch(prepare, steps, timeout_s=options.timeout_s) as ahead,
+    ):
         dist.barrier()  # from here on the ranks' clocks count alike
-        for step in range(1, options.steps + 1):
-            record = engine.step(step, mini_batches.step(step), mini_batches.tokens)
-            if metrics is not None:
+        for step in steps:
+            record = engine.run(step, ahead.take)
+            if inputs.evaluation is not None and options.evaluates(step):
+                held_out = inputs.evaluation
+                found = engine.evaluate(held_out.everything(), held_out.tokens, held_out.labels)
+                record = replace(record, eval_loss=found.loss, eval_s=found.time_s)
+            if journal is not None:
                 log.info(record.text(options.steps))
-                metrics.write(record.json_line())
-                metrics.flush()
+                journal.write(record)
+            if options.saves(step):
+                saved = save_checkpoint(
+                    options.out / FOLDER, engine.home, Progress.of(plan, engine.home, mini_batches, step)
+                )
+                if rank == 0:
+                    log.info(f"saved {saved}")
 
 
 def _introduce(plan: Plan, mini_batches: MiniBatches) -> None:

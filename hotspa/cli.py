@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_args
 
 import typer
 
+from hotspa.running import run
 from plans.errors import InputError
 
 if TYPE_CHECKING:
@@ -195,22 +196,7 @@ def show(plan: Annotated[Path, typer.Argument(help="The plan file.")], as_json: 
         print_plan(found)
 
 
-@app.command(epilog="Example: hotspa run plan.yaml --data corpus.jsonl --steps 20 --out runs/first")
-def run(
-    plan: Annotated[Path, typer.Argument(help="The plan file.")],
-    data: Annotated[list[Path], typer.Option("--data", help="Corpus: as for `hotspa lengths`; may be repeated.")],
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Optimizer steps.")],
-    out: Annotated[Path, typer.Option("--out", help="Folder for metrics.jsonl.")],
-    tokenizer: Tokenizer = "bytes",
-    field: TextField = "text",
-    seed: Seed = 0,
-    lr: Annotated[float, typer.Option("--lr", min=0.0, help="Learning rate.")] = 3e-4,
-) -> None:
-    """Train on this machine under a plan: one local rank per rank of the plan, through torchrun."""
-    from hotspa.launch import launch
-
-    options = ["--tokenizer", tokenizer, "--field", field, "--seed", str(seed), "--lr", str(lr)]
-    raise typer.Exit(launch(plan, data, steps, out, options))
+app.command(epilog="Example: hotspa run plan.yaml --data corpus.jsonl --steps 20 --out runs/first")(run)
 
 
 @app.command(epilog="Example: hotspa doctor")

@@ -98,7 +98,9 @@ def print_comparison(report: Mapping[str, Any]) -> None:
             f"{row['bound_s']:.3f}",
             f"{row['gap']:.2%}",
             f"{row['solve_time_s']:.1f}",
-            "\n".join(f"{p['min_len']}..{p['max_len']}  {p['strategy']}" for p in row["phases"]),
+            "\n".join(
+                f"{p['min_len']}..{p['max_len']}  {p['strategy']}{_recompute(p['recompute'])}" for p in row["phases"]
+            ),
         )
     _console().print(table)
 
@@ -134,3 +136,7 @@ def show_lengths(lengths: "Lengths", *, as_json: bool) -> None:
     console = _console()
     console.print(table)
     console.print(f"mean {tokens / total:.0f}   p50 {p50}   p90 {p90}   p99 {p99}   max {facts['max']} tokens")
+
+
+def _recompute(recompute: str) -> str:
+    return "" if recompute == "none" else f" ({recompute} recompute)"

@@ -89,7 +89,9 @@ def _layers(plan: Plan, division: Division, *, home: bool) -> str | None:
 def _phase_memories(plan: Plan) -> Iterator[str]:
     for i, (phase, layout) in enumerate(zip(plan.phases, plan.layouts, strict=True)):
         try:
-            memory = phase_memory(layout, plan.home_layout, phase.max_tokens, plan.memory, plan.precision)
+            memory = phase_memory(
+                layout, plan.home_layout, phase.max_tokens, plan.memory, plan.precision, phase.recompute
+            )
         except InputError as error:
             yield f"phases[{i}]: {error}"
             continue
@@ -116,7 +118,7 @@ def _nearest_tokens(plan: Plan, phase: Phase, layout: Layout, rank: int) -> str:
 
     def fits(tokens: int) -> bool:
         max_tokens = tuple(tokens if k == kind else 1 for k in range(len(phase.packing)))
-        memory = phase_memory(layout, plan.home_layout, max_tokens, plan.memory, plan.precision)
+        memory = phase_memory(layout, plan.home_layout, max_tokens, plan.memory, plan.precision, phase.recompute)
         return memory[rank].total <= plan.cluster.memory_bytes
 
     low, high = 0, phase.max_tokens[kind]  # low fits or is 0, high does not fit

@@ -2,209 +2,131 @@
 
     folder              its .py, .txt and .md files, a document each, in the order of their paths
     file                one document
-    .jsonl, .jsonl.gz   one document a line: the text under `field`, or the ids under `input_ids`
-    ids.npy, ids.bin    ids end to end (.bin: uint16) with ids.offsets.npy beside them: where each document starts
+    .jsonl, .jsonl.gz   one document a line, see plans.documents
+    dataset folder      of Hugging Face's `save_to_disk`, one document a row, see plans.arrow
+    .npy, .bin, .idx    ids end to end, see plans.stored_ids
 
-All documents lie end to end in one flat array of the narrowest type that holds the vocabulary.
+Ids that lie end to end are mapped where they are. All else is read once, by the first process that opens it, and
+written so (plans.cache, plans.written): afterwards every process maps it too and reads the documents it asks for.
 """
 
 import hashlib
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
+from plans.arrow import dataset_files, is_dataset, read_dataset
+from plans.cache import cached, digest_of
+from plans.documents import TEXT_SUFFIXES, read_rows, read_texts, text_files
+from plans.encoder import BYTES, Encoder
 from plans.errors import InputError
-from plans.files import read_array, read_bytes, read_json_lines
+from plans.shard import Int64s, Shard
+from plans.stored_ids import SUFFIXES, map_ids
+from plans.written import map_documents, write_documents
 
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
-BYTES = "bytes"
-NUM_BYTES = 256
-_TEXT_SUFFIXES = (".py", ".txt", ".md")
-_PASSED_FOLDERS = {"__pycache__", "site-packages", "dist-packages"}
-_DOCUMENTS_AT_ONCE = 256  # given to the tokenizer together; it uses every core
-_TOKENS_AT_ONCE = 2**22  # hashed or searched together, so that a mapped file stays on disk
-
-Ids = npt.NDArray[np.integer]
-Piece = tuple[Ids, npt.NDArray[np.int64]]  # ids end to end, tokens per document
+_DIGESTED = 1024  # documents whose ids enter the digest
 
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """Token ids of every document that has any."""
+    """Every document that has any token, source after source."""
 
-    ids: Ids  # of all documents, end to end
-    offsets: npt.NDArray[np.int64]  # start of every document, then the end of the last
+    shards: tuple[Shard, ...]
     vocab_size: int
-    num_empty: int  # documents without a token, left out
 
     def __len__(self) -> int:
-        return len(self.offsets) - 1
+        return len(self.lengths)
+
+    @property
+    def num_empty(self) -> int:
+        """Documents without a token, left out."""
+        return sum(shard.num_empty for shard in self.shards)
+
+    @property
+    def has_labels(self) -> bool:
+        return any(shard.labels is not None for shard in self.shards)
 
     @cached_property
-    def lengths(self) -> npt.NDArray[np.int64]:
+    def lengths(self) -> Int64s:
         """Tokens of every document, in order."""
-        return np.diff(self.offsets)
+        return np.concatenate([np.zeros(0, np.int64), *(shard.lengths for shard in self.shards)])
 
-    def tokens(self, index: int) -> npt.NDArray[np.int64]:
-        """Ids of one document."""
-        return np.asarray(self.ids[self.offsets[index] : self.offsets[index + 1]], dtype=np.int64)
+    def tokens(self, index: int, limit: int | None = None) -> Int64s:
+        """Ids of one document, at most `limit`."""
+        shard, place = self._find(index)
+        return shard.tokens_of(place, limit)
+
+    def labels(self, index: int, limit: int | None = None) -> Int64s | None:
+        """Labels of one document, at most `limit`; None where every token is its own label."""
+        shard, place = self._find(index)
+        return shard.labels_of(place, limit)
+
+    def count_targets(self, index: int, limit: int) -> int:
+        """Targets of one document of which `limit` tokens are taken."""
+        shard, place = self._find(index)
+        return shard.targets_of(place, limit)
 
     @cached_property
     def digest(self) -> str:
-        """Of the ids and where documents start, not of how or where they are stored."""
-        content = hashlib.sha256(b"hotspa corpus 1")
-        content.update(self.offsets.astype("<i8").tobytes())
-        for part in _parts(self.ids):
-            content.update(part.astype("<u4").tobytes())
+        """Of the content, not of how or where it is stored: lengths and targets of all documents; ids and labels of
+        1024 of them, spread evenly, so that nobody reads a large corpus to know whether it is the same."""
+        content = hashlib.sha256(b"hotspa corpus 2")
+        content.update(self.lengths.astype("<i8").tobytes())
+        for shard in self.shards:
+            targets = shard.lengths - 1 if shard.num_targets is None else shard.num_targets
+            content.update(targets.astype("<i8").tobytes())
+        for index in np.unique(np.linspace(0, len(self) - 1, _DIGESTED, dtype=np.int64)).tolist():
+            ids, labels = self.tokens(index), self.labels(index)
+            content.update(ids.astype("<i4").tobytes())
+            content.update((ids if labels is None else labels).astype("<i4").tobytes())
         return f"sha256:{content.hexdigest()}"
+
+    @cached_property
+    def _ends(self) -> Int64s:
+        return np.cumsum([len(shard.lengths) for shard in self.shards])
+
+    def _find(self, index: int) -> tuple[Shard, int]:
+        """The shard of a document, and its place there."""
+        at = int(np.searchsorted(self._ends, index, side="right"))
+        shard = self.shards[at]
+        return shard, index - int(self._ends[at]) + len(shard.lengths)
 
 
 def open_corpus(sources: Sequence[Path], tokenizer: str = BYTES, field: str = "text") -> Corpus:
-    """Read every document of the sources, in their order.
+    """Open every document of the sources, in their order.
 
     `tokenizer` is "bytes" (UTF-8 bytes, vocabulary 256) or a tokenizer.json; ids made elsewhere are taken as they are.
     Raises:
         InputError: a source that cannot be read, an id outside the vocabulary, or not a single token.
     """
-    encoder = _Encoder(tokenizer)
-    pieces = [piece for source in sources for piece in _pieces(Path(source), encoder, field)]
-    lengths = np.concatenate([np.zeros(0, np.int64), *(counts for _, counts in pieces)])
-    if not lengths.any():
+    encoder = Encoder(tokenizer)
+    opened = [_open(Path(source), encoder, field) for source in sources]
+    corpus = Corpus(tuple(shard for shard, _ in opened), max((size for _, size in opened), default=0))
+    if not len(corpus):
         named = ", ".join(map(str, sources)) or "no sources"
-        raise InputError(f"{named}: the corpus is empty ({lengths.size} documents, no tokens)")
-    if len(pieces) == 1:
-        ids = pieces[0][0]  # a mapped file stays on disk
-    else:
-        ids = np.concatenate([ids for ids, _ in pieces], dtype=_narrowest(encoder.vocab_size), casting="unsafe")
-    offsets = np.concatenate([[0], np.cumsum(lengths[lengths > 0])]).astype(np.int64)
-    return Corpus(ids, offsets, encoder.vocab_size, int((lengths == 0).sum()))
+        raise InputError(f"{named}: the corpus is empty ({corpus.num_empty} documents, no tokens)")
+    return corpus
 
 
-class _Encoder:
-    """Text to ids, and the vocabulary seen so far where ids come without a tokenizer."""
-
-    def __init__(self, tokenizer: str) -> None:
-        self._tokenizer = None if tokenizer == BYTES else _load_tokenizer(tokenizer)
-        self.vocab_size = self._tokenizer.get_vocab_size() if self._tokenizer else 0
-
-    def encode(self, texts: list[bytes]) -> Iterator[Piece]:
-        """Ids of documents, which come as UTF-8; bytes that are not are read as U+FFFD, or as themselves."""
-        if self._tokenizer is None:
-            self.vocab_size = max(self.vocab_size, NUM_BYTES)
-            counts = np.array([len(text) for text in texts], dtype=np.int64)
-            yield np.frombuffer(b"".join(texts), dtype=np.uint8), counts
-            return
-        encoded = self._tokenizer.encode_batch_fast(
-            [text.decode(errors="replace") for text in texts], add_special_tokens=False
-        )
-        counts = np.array([len(document.ids) for document in encoded], dtype=np.int64)
-        dtype = _narrowest(self.vocab_size)
-        flat = np.concatenate([np.zeros(0, dtype), *(np.array(document.ids, dtype=dtype) for document in encoded)])
-        yield flat, counts
-
-    def admit(self, ids: Ids, place: str) -> None:
-        """Take ids that were made elsewhere. Raises InputError: one lies outside the vocabulary."""
-        for part in _parts(ids):
-            low, high = int(part.min()), int(part.max())
-            if low < 0:
-                raise InputError(f"{place}: the id {low} is negative")
-            if self._tokenizer is None:
-                self.vocab_size = max(self.vocab_size, high + 1)
-            elif high >= self.vocab_size:
-                raise InputError(f"{place}: the id {high} is outside the tokenizer's vocabulary of {self.vocab_size}")
-
-
-def _load_tokenizer(path: str) -> "Tokenizer":
-    from tokenizers import Tokenizer
-
-    if not Path(path).is_file():
-        raise InputError(f"{path}: no tokenizer; write {BYTES!r} or the path of a tokenizer.json")
-    try:
-        return Tokenizer.from_file(path)
-    except Exception as error:  # the library raises nothing narrower
-        raise InputError(f"{path}: not a tokenizer.json: {error}") from None
-
-
-def _pieces(source: Path, encoder: _Encoder, field: str) -> Iterator[Piece]:
-    if source.is_dir():
+def _open(source: Path, encoder: Encoder, field: str) -> tuple[Shard, int]:
+    if source.suffix in SUFFIXES:
+        return map_ids(source, encoder)
+    if source.is_dir() and is_dataset(source):
+        files = dataset_files(source)
+        kind, pieces = "dataset", read_dataset(files, encoder, field)
+    elif source.is_dir():
         files = list(text_files(source))
         if not files:
-            raise InputError(f"{source}: holds no {', '.join(_TEXT_SUFFIXES)} files")
-        yield from _encoded((read_bytes(path) for path in files), encoder)
+            raise InputError(f"{source}: holds no {', '.join(TEXT_SUFFIXES)} files")
+        kind, pieces = "texts", read_texts(files, encoder)
     elif source.name.endswith((".jsonl", ".jsonl.gz")):
-        yield from _json_documents(source, encoder, field)
-    elif source.suffix in (".npy", ".bin"):
-        yield _stored_ids(source, encoder)
+        files = [source]
+        kind, pieces = "rows", read_rows(source, encoder, field)
     else:
-        yield from encoder.encode([read_bytes(source)])
-
-
-def text_files(folder: Path) -> Iterator[Path]:
-    """Text files below a folder in the order of their paths, without hidden folders and installed packages."""
-    for root, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if name not in _PASSED_FOLDERS and not name.startswith("."))
-        yield from (
-            path for name in sorted(names) if name.endswith(_TEXT_SUFFIXES) and (path := Path(root, name)).is_file()
-        )
-
-
-def _encoded(texts: Iterator[bytes], encoder: _Encoder) -> Iterator[Piece]:
-    while chunk := list(islice(texts, _DOCUMENTS_AT_ONCE)):
-        yield from encoder.encode(chunk)
-
-
-def _json_documents(path: Path, encoder: _Encoder, field: str) -> Iterator[Piece]:
-    texts: list[bytes] = []
-    for place, row in read_json_lines(path):
-        text, listed = row.get(field), row.get("input_ids")
-        if isinstance(text, str):
-            texts.append(text.encode(errors="surrogatepass"))
-        elif isinstance(listed, list) and all(type(item) is int and abs(item) < 2**31 for item in listed):
-            yield from _encoded(iter(texts), encoder)  # what came before keeps its place
-            texts = []
-            ids = np.array(listed, dtype=np.int64)
-            encoder.admit(ids, place)
-            yield ids, np.array([len(ids)], dtype=np.int64)
-        else:
-            keys = ", ".join(row) or "none"
-            raise InputError(f"{place}: neither text under {field!r} nor ids under 'input_ids'; keys here: {keys}")
-        if len(texts) == _DOCUMENTS_AT_ONCE:
-            yield from encoder.encode(texts)
-            texts = []
-    yield from _encoded(iter(texts), encoder)
-
-
-def _stored_ids(path: Path, encoder: _Encoder) -> Piece:
-    beside = path.with_suffix(".offsets.npy")
-    if not beside.is_file():
-        raise InputError(f"{path}: needs {beside.name} beside it, with the start of every document")
-    if path.suffix == ".npy":
-        ids = read_array(path, mmap=True)
-    elif path.stat().st_size % 2 or not path.stat().st_size:
-        raise InputError(f"{path}: {path.stat().st_size} bytes are no uint16 ids")
-    else:
-        ids = np.memmap(path, dtype=np.uint16, mode="r")
-    offsets = read_array(beside).astype(np.int64)
-    if not offsets.size or offsets[-1] != ids.size:
-        offsets = np.append(offsets, ids.size)
-    if offsets[0] != 0 or np.any(np.diff(offsets) < 0):
-        raise InputError(f"{beside}: starts must ascend from 0 to at most {ids.size}, the number of ids")
-    encoder.admit(ids, str(path))
-    return ids, np.diff(offsets)
-
-
-def _parts(ids: Ids) -> Iterator[Ids]:
-    return (ids[start : start + _TOKENS_AT_ONCE] for start in range(0, len(ids), _TOKENS_AT_ONCE))
-
-
-def _narrowest(vocab_size: int) -> type[np.unsignedinteger]:
-    return next(dtype for dtype in (np.uint8, np.uint16, np.uint32) if vocab_size - 1 <= np.iinfo(dtype).max)
+        files = [source]
+        kind, pieces = "texts", read_texts(files, encoder)
+    key = digest_of(f"{kind} {encoder.digest} {field!r}", files)
+    return map_documents(cached(key, lambda folder: write_documents(folder, pieces)))

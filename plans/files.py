@@ -35,9 +35,20 @@ def read_bytes(path: Path) -> bytes:
         raise InputError(f"{path}: {error.strerror or error}") from None
 
 
+def read_lines(path: Path) -> Iterator[bytes]:
+    """The lines of a file one by one, unpacked where it ends in .gz. Raises InputError: it cannot be read."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            yield from file
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise InputError(f"{path}: not a sound .gz file: {error}") from None
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}") from None
+
+
 def read_json_lines(path: Path) -> Iterator[tuple[str, dict[str, object]]]:
     """Every object of a .jsonl(.gz) with its place, `file:line`; empty lines are passed over."""
-    for number, line in enumerate(read_bytes(path).splitlines(), 1):
+    for number, line in enumerate(read_lines(path), 1):
         if not line.strip():
             continue
         try:

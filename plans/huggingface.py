@@ -1,44 +1,93 @@
-"""Models from the config.json of a Hugging Face checkpoint.
+"""Models from the config.json of a Hugging Face checkpoint, and back.
 
 Only what the executor computes exactly is read; a model with anything else is refused by the name of its feature.
 """
 
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from plans.errors import InputError
 from plans.files import read_text
-from plans.model import ModelSpec
+from plans.model import Family, Llama3Rope, ModelSpec
 from plans.strict_yaml import validate
 from plans.yaml_text import Lines
 
 CONFIG_NAME = "config.json"
-ARCHITECTURES = ("LlamaForCausalLM",)
 
-# Our field -> their key, and their value where the key is absent (LlamaConfig of transformers).
+
+@dataclass(frozen=True, slots=True)
+class _Architecture:
+    """One class of transformers: what it computes always, and what it assumes where a config says nothing."""
+
+    name: str
+    family: Family
+    always: Mapping[str, object] = field(default_factory=dict)
+    defaults: Mapping[str, object] = field(default_factory=dict)  # by their key
+    plain: Mapping[str, tuple[object, ...]] = field(default_factory=dict)  # more of _PLAIN
+
+
+# A window under `sliding_window` is in use only if `use_sliding_window` says so.
+_QWEN_WINDOW = {"use_sliding_window": (False, None)}
+_ARCHITECTURES = {
+    architecture.name: architecture
+    for architecture in (
+        _Architecture(
+            "LlamaForCausalLM",
+            "llama",
+            plain={"attention_bias": (False, None), "mlp_bias": (False, None), "sliding_window": (None,)},
+        ),
+        _Architecture(
+            "MistralForCausalLM",
+            "mistral",
+            defaults={"num_key_value_heads": 8, "sliding_window": 4096},
+            plain={"sliding_window": (None,)},
+        ),
+        _Architecture(
+            "Qwen2ForCausalLM",
+            "qwen2",
+            always={"qkv_bias": True},
+            defaults={"num_key_value_heads": 32},
+            plain=_QWEN_WINDOW,
+        ),
+        _Architecture(
+            "Qwen3ForCausalLM",
+            "qwen3",
+            always={"qk_norm": True},
+            defaults={"num_key_value_heads": 32, "head_dim": 128},
+            plain={"attention_bias": (False, None), **_QWEN_WINDOW},
+        ),
+    )
+}
+
+# Our field -> their key, and their value where the key is absent; None: it must be there.
 _FIELDS: dict[str, tuple[str, object]] = {
     "num_layers": ("num_hidden_layers", None),
     "hidden_size": ("hidden_size", None),
     "ffn_size": ("intermediate_size", None),
     "num_heads": ("num_attention_heads", None),
     "num_kv_heads": ("num_key_value_heads", None),
+    "head_dim": ("head_dim", None),
     "vocab_size": ("vocab_size", None),
     "rope_theta": ("rope_theta", 10000.0),
     "norm_eps": ("rms_norm_eps", 1e-6),
+    "tied_embeddings": ("tie_word_embeddings", False),
+}
+_LLAMA3_FIELDS = {
+    "factor": "factor",
+    "low_freq_factor": "low_freq_factor",
+    "high_freq_factor": "high_freq_factor",
+    "original_positions": "original_max_position_embeddings",
 }
 # Their key -> the values under which the model is the one that we compute.
 _PLAIN: dict[str, tuple[object, ...]] = {
-    "tie_word_embeddings": (False, None),
-    "sliding_window": (None,),
-    "use_sliding_window": (False, None),
-    "rope_scaling": (None,),
     "partial_rotary_factor": (1, None),
-    "attention_bias": (False, None),
-    "mlp_bias": (False, None),
     "hidden_act": ("silu", "swish", None),
     "attention_dropout": (0, None),
     "quantization_config": (None,),
 }
+_ROPE_TYPES = ("default", "llama3")
 
 
 def read_config(path: Path) -> ModelSpec:
@@ -54,24 +103,69 @@ def read_config(path: Path) -> ModelSpec:
         raise InputError(f"{path}:{error.lineno}: not JSON: {error.msg}") from None
     if not isinstance(config, dict):
         raise InputError(f"{path}:1: not the configuration of a model")
-    config = _flat_rope(config)
-    _refuse_unsupported(config, text, path)
-    values: dict[str, object] = {"name": _name(config, path)}
+    architecture = _architecture(config, text, path)
+    config = {**architecture.defaults, **_flat_rope(config)}
+    _refuse_unsupported(config, architecture, text, path)
+    values: dict[str, object] = {"name": _name(config, path), "family": architecture.family, **architecture.always}
     lines: Lines = {(): 1}
-    for field, (key, default) in _FIELDS.items():
+    for ours, (key, default) in _FIELDS.items():
         value = config.get(key)
+        if value is None and ours == "head_dim":
+            continue  # hidden_size / num_attention_heads
         if value is None:
-            value = values["num_heads"] if field == "num_kv_heads" else default
+            value = values["num_heads"] if ours == "num_kv_heads" else default
         if value is None:
             raise InputError(f"{path}: {key}: missing")
-        values[field], lines[field,] = value, _line(text, key)
-    model = validate(values, ModelSpec, str(path), lines)
-    if config.get("head_dim") not in (None, model.head_dim):
+        values[ours], lines[ours,] = value, _line(text, key)
+    scaling = config.get("rope_scaling")
+    if isinstance(scaling, dict) and _rope_type(scaling) == "llama3":
+        original = config.get("max_position_embeddings")  # where the scaling does not say
+        given = {"original_max_position_embeddings": original, **scaling}
+        values["rope_llama3"] = {ours: given[key] for ours, key in _LLAMA3_FIELDS.items() if given.get(key) is not None}
+        lines["rope_llama3",] = _line(text, "rope_type")
+    return validate(values, ModelSpec, str(path), lines)
+
+
+def config_of(model: ModelSpec, dtype: str) -> dict[str, object]:
+    """What config.json says of a model, in the form that transformers 4 and 5 read.
+
+    Args:
+        dtype: of the stored weights, by torch's name.
+    Raises:
+        InputError: no architecture of transformers has these features together.
+    """
+    config: dict[str, object] = {key: getattr(model, ours) for ours, (key, _) in _FIELDS.items()}
+    for architecture in _ARCHITECTURES.values():
+        if architecture.family == model.family:
+            break
+    for feature in ("qkv_bias", "qk_norm"):
+        given, expected = getattr(model, feature), architecture.always.get(feature, False)
+        if given != expected:
+            raise InputError(f"{model.name}: {feature} {given} does not exist as {architecture.name}")
+    if model.family in ("llama", "qwen2") and model.hidden_size % model.num_heads:
         raise InputError(
-            f"{path}:{_line(text, 'head_dim')}: head_dim {config['head_dim']} is not supported; "
-            f"it must be hidden_size / num_attention_heads = {model.head_dim}"
+            f"{model.name}: hidden_size {model.hidden_size} is not a multiple of num_heads {model.num_heads}, "
+            f"as {architecture.name} needs"
         )
-    return model
+    config.update({"hidden_act": "silu", "attention_dropout": 0.0})
+    config.update({key: values[0] for key, values in architecture.plain.items()})
+    if model.rope_llama3 is not None:
+        scaling = {key: getattr(model.rope_llama3, ours) for ours, key in _LLAMA3_FIELDS.items()}
+        config["rope_scaling"] = {"rope_type": "llama3", **scaling}
+    return {
+        "architectures": [architecture.name],
+        "model_type": model.family,
+        **{key: config[key] for key in sorted(config)},
+        "torch_dtype": dtype,
+    }
+
+
+def _architecture(config: dict[str, object], text: str, path: Path) -> _Architecture:
+    found = config.get("architectures")
+    if not isinstance(found, list) or len(found) != 1 or found[0] not in _ARCHITECTURES:
+        place, known = f"{path}:{_line(text, 'architectures')}", ", ".join(_ARCHITECTURES)
+        raise InputError(f"{place}: architectures {json.dumps(found)} is not supported; supported: {known}")
+    return _ARCHITECTURES[found[0]]
 
 
 def _flat_rope(config: dict[str, object]) -> dict[str, object]:
@@ -79,23 +173,29 @@ def _flat_rope(config: dict[str, object]) -> dict[str, object]:
     inner = config.get("rope_parameters")
     if not isinstance(inner, dict):
         return config
-    scaled = inner.get("rope_type", "default") != "default"
-    theta = inner.get("rope_theta", config.get("rope_theta"))
-    return {**config, "rope_theta": theta, "rope_scaling": inner if scaled else config.get("rope_scaling")}
+    moved = {key: inner[key] for key in ("rope_theta", "partial_rotary_factor") if key in inner}
+    return {**config, **moved, "rope_scaling": inner}
 
 
-def _refuse_unsupported(config: dict[str, object], text: str, path: Path) -> None:
-    found = config.get("architectures")
-    if not isinstance(found, list) or len(found) != 1 or found[0] not in ARCHITECTURES:
-        place = f"{path}:{_line(text, 'architectures')}"
-        known = ", ".join(ARCHITECTURES)
-        raise InputError(f"{place}: architectures {json.dumps(found)} is not supported; supported: {known}")
-    for key, plain in _PLAIN.items():
+def _rope_type(scaling: dict[str, object]) -> object:
+    return scaling.get("rope_type", scaling.get("type", "default"))
+
+
+def _refuse_unsupported(config: dict[str, object], architecture: _Architecture, text: str, path: Path) -> None:
+    for key, plain in {**_PLAIN, **architecture.plain}.items():
         if config.get(key) not in plain:
             shown = ", ".join(json.dumps(value) for value in plain if value is not None) or "null"
             raise InputError(
                 f"{path}:{_line(text, key)}: {key} {json.dumps(config[key])} is not supported; supported: {shown}"
             )
+    types = config.get("layer_types")
+    if isinstance(types, list) and any(kind != "full_attention" for kind in types):
+        raise InputError(f"{path}:{_line(text, 'layer_types')}: layer_types other than full_attention: not supported")
+    scaling = config.get("rope_scaling")
+    if scaling is not None and not (isinstance(scaling, dict) and _rope_type(scaling) in _ROPE_TYPES):
+        key = "rope_scaling" if '"rope_scaling"' in text else "rope_parameters"
+        place, known = f"{path}:{_line(text, key)}", ", ".join(_ROPE_TYPES)
+        raise InputError(f"{place}: {key} {json.dumps(scaling)} is not supported; supported rope_type: {known}")
 
 
 def _name(config: dict[str, object], path: Path) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from plans.model import ModelSpec, Precision
+from plans.model import ModelSpec, Precision, Recompute
 from plans.record import Record
 
 Direction = Literal["forward", "backward"]
@@ -39,6 +39,7 @@ class LayerTime(Record):
     what: Literal["layer"] = "layer"
     tp: int = Field(ge=1)
     direction: Direction
+    recompute: Recompute = "none"  # what the backward pass repeats of the forward pass
     lengths: tuple[int, ...]  # tokens of each document of the row
     time: Timing
 
@@ -84,6 +85,7 @@ class ActivationBytes(Record):
 
     what: Literal["activation"] = "activation"
     part: Literal["layer", "head"]
+    recompute: Recompute = "none"  # of a layer
     tp: int = Field(ge=1)
     tokens: int = Field(ge=1)
     bytes: int = Field(ge=0)

@@ -16,6 +16,10 @@ from plans.record import Record
 Split = Literal["rows", "cols", "none"]
 Place = Literal["first", "layer", "last", "ends"]
 Family = Literal["llama", "mistral", "qwen2", "qwen3"]
+Recompute = Literal["none", "selective", "full"]  # of activations in the backward pass; selective: attention and MLP
+
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
 
 
 class Precision(StrEnum):
@@ -51,6 +55,22 @@ class Parameter:
         return self.name.format(layer=layer)
 
 
+class Llama3Rope(Record):
+    """Slower rotation of the channels with long waves, which LLaMA 3.1 uses for contexts beyond its first training."""
+
+    factor: float = Field(gt=1)  # by which waves longer than original_positions / low_freq_factor slow down
+    low_freq_factor: float = Field(gt=0)
+    high_freq_factor: float  # waves shorter than original_positions / high_freq_factor stay as they are
+    original_positions: int = Field(ge=1)  # context of the first training
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.high_freq_factor <= self.low_freq_factor:
+            low, high = self.low_freq_factor, self.high_freq_factor
+            raise InputError(f"high_freq_factor {high} is not above low_freq_factor {low}")
+        return self
+
+
 class ModelSpec(Record):
     """A decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU."""
 
@@ -64,6 +84,7 @@ class ModelSpec(Record):
     head_dim: int = Field(default=0, ge=2)  # filled in below where it is not given: hidden_size / num_heads
     vocab_size: int = Field(ge=2)
     rope_theta: float = Field(default=10000.0, gt=0)
+    rope_llama3: Llama3Rope | None = None  # plain rotary positions where it is not given
     norm_eps: float = Field(default=1e-5, gt=0)
     qkv_bias: bool = False  # of the query, key and value projections (Qwen2)
     qk_norm: bool = False  # RMSNorm over each head of queries and keys, before they are rotated (Qwen3)
@@ -113,7 +134,7 @@ class ModelSpec(Record):
         )
         return (
             Parameter(
-                "model.embed_tokens.weight",
+                EMBEDDING,
                 self.vocab_size,
                 hidden,
                 "rows",
@@ -131,8 +152,13 @@ class ModelSpec(Record):
             Parameter(layer + "mlp.up_proj.weight", ffn, hidden, "rows", "layer"),
             Parameter(layer + "mlp.down_proj.weight", hidden, ffn, "cols", "layer"),
             norm("model.norm.weight", "last"),
-            *(() if self.tied_embeddings else (Parameter("lm_head.weight", self.vocab_size, hidden, "rows", "last"),)),
+            *(() if self.tied_embeddings else (Parameter(HEAD, self.vocab_size, hidden, "rows", "last"),)),
         )
+
+    @property
+    def head_name(self) -> str:
+        """The parameter that turns the last hidden state into logits."""
+        return EMBEDDING if self.tied_embeddings else HEAD
 
     @property
     def num_parameters(self) -> int:

@@ -10,6 +10,7 @@ from plans.errors import InputError
 from plans.layout import Layout
 from plans.memory import MemoryRule
 from plans.model import ModelSpec, Precision
+from plans.model import Recompute as Recompute
 from plans.packing import PackingRule
 from plans.record import Record
 from plans.strategy import Strategy
@@ -17,7 +18,6 @@ from plans.strategy import Strategy
 PlannerName = Literal["static", "published", "heuristic", "milp"]
 Status = Literal["proven_optimal", "feasible", "heuristic"]
 Overlong = Literal["refuse", "truncate", "skip"]
-Recompute = Literal["none", "selective", "full"]  # of activations in the backward pass; selective: attention and MLP
 Digest = str  # "sha256:" and 64 hex digits
 
 

@@ -45,7 +45,16 @@ def _head(plan: Plan) -> str:
 
 def _phases(plan: Plan) -> "Table":
     table = _table(
-        "Phases", "#>", "tokens", "strategy", "layers", "micro-batch tokens>", "ms>", "share>", "GiB of limit>"
+        "Phases",
+        "#>",
+        "tokens",
+        "strategy",
+        "layers",
+        "recompute",
+        "micro-batch tokens>",
+        "ms>",
+        "share>",
+        "GiB of limit>",
     )
     for number, phase in enumerate(plan.phases, 1):
         table.add_row(
@@ -53,6 +62,7 @@ def _phases(plan: Plan) -> "Table":
             f"{phase.min_len}..{phase.max_len}",
             phase.division.strategy,
             " | ".join(_layers(stages) for stages in phase.division.layers_per_stage),
+            phase.recompute,
             " | ".join(map(str, phase.max_tokens)),
             _ms(phase.time_s),
             _share(phase.time_s, plan.step_time_s),
@@ -101,7 +111,7 @@ def _memory(plan: Plan) -> "Table":
         "Memory of the fullest rank, GiB", "#>", "strategy", "rank>", *(f"{name}>" for name in names), "total>"
     )
     for number, (phase, layout) in enumerate(zip(plan.phases, plan.layouts, strict=True), 1):
-        memory = phase_memory(layout, plan.home_layout, phase.max_tokens, plan.memory, plan.precision)
+        memory = phase_memory(layout, plan.home_layout, phase.max_tokens, plan.memory, plan.precision, phase.recompute)
         rank = max(range(len(memory)), key=lambda r, memory=memory: memory[r].total)  # type: ignore[misc]
         parts = (_gib(getattr(memory[rank], name)) for name in (*names, "total"))
         table.add_row(str(number), phase.division.strategy, str(rank), *parts)

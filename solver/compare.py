@@ -73,6 +73,7 @@ def plan_report(plan: Plan, solve_time_s: float) -> dict[str, Any]:
                 "min_len": phase.min_len,
                 "max_len": phase.max_len,
                 "strategy": phase.division.strategy,
+                "recompute": phase.recompute,
                 "time_s": phase.time_s,
                 "memory_bytes": phase.memory_bytes,
             }

@@ -39,12 +39,13 @@ def plan_of(problem: Problem, found: Found, time_limit_s: float, compared: tuple
     phases = []
     for phase in draft.phases:
         layout, rule = prices.candidates[phase.candidate].phase, prices.rule(phase)
-        ranks = phase_memory(layout, home, (rule.max_tokens,), pricer.memory_rule, problem.precision)
+        ranks = phase_memory(layout, home, (rule.max_tokens,), pricer.memory_rule, problem.precision, phase.recompute)
         phases.append(
             Phase(
                 min_len=prices.buckets[phase.first][0],
                 max_len=prices.buckets[phase.last][1],
                 division=Division.of(layout),
+                recompute=phase.recompute,
                 packing=(rule,),
                 time_s=prices.phase_s(phase),
                 memory_bytes=max(rank.total for rank in ranks),
@@ -99,9 +100,11 @@ def alternative(found: Found) -> Alternative:
 
 
 def phases_text(found: Found) -> str:
-    """Like `1..4096 dp8, 4097..32768 tp4pp2`, in the order in which they run."""
+    """Like `1..4096 dp8, 4097..32768 tp4pp2 (full recompute)`, in the order in which they run."""
     prices = found.prices
-    return ", ".join(
-        f"{prices.buckets[phase.first][0]}..{prices.buckets[phase.last][1]} {prices.candidates[phase.candidate].text}"
-        for phase in found.draft.phases
-    )
+    texts = []
+    for phase in found.draft.phases:
+        edges = f"{prices.buckets[phase.first][0]}..{prices.buckets[phase.last][1]}"
+        recompute = "" if phase.recompute == "none" else f" ({phase.recompute} recompute)"
+        texts.append(f"{edges} {prices.candidates[phase.candidate].text}{recompute}")
+    return ", ".join(texts)

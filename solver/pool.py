@@ -70,8 +70,7 @@ class Pool:
     ) -> tuple[Priced, ...]:
         """Price the columns of a cell, as far as they cost no more than the limit; cheapest first.
 
-        Smaller max_tokens fit beside more homes, so a column that is neither cheaper nor smaller than another is left
-        out.
+        A column that fits beside no home but those of a cheaper one is left out.
 
         Args:
             worthless_above: no plan of interest can spend more than the limit on this cell.
@@ -83,11 +82,12 @@ class Pool:
         least_s, all_priced = np.inf, True
         phases = self.prices.phases(first, last, candidate)
         for phase in sorted(phases, key=lambda p: (self._bound_s(p), p.max_tokens)):
-            better_s = min((p.seconds for p in found if p.phase.max_tokens <= phase.max_tokens), default=np.inf)
+            homes = self.prices.homes(phase)
+            better_s = min((p.seconds for p in found if not homes & ~self.prices.homes(p.phase)), default=np.inf)
             seconds = self.prices.phase_up_to_s(phase, min(limit_s, better_s))
             least_s = min(least_s, seconds)
             if seconds < better_s and seconds <= limit_s:
-                found = [p for p in found if p.phase.max_tokens < phase.max_tokens or p.seconds < seconds]
+                found = [p for p in found if self.prices.homes(p.phase) & ~homes or p.seconds < seconds]
                 found.append(Priced(seconds, phase))
             elif seconds < better_s:
                 all_priced = False
@@ -97,7 +97,7 @@ class Pool:
         return self.columns[cell]
 
     def _bound_s(self, phase: DraftPhase) -> float:
-        bounds = self.prices.option_bounds_s(phase.candidate, phase.max_tokens)
+        bounds = self.prices.option_bounds_s(phase.candidate, phase.option)
         return float(bounds[:, phase.first, phase.last].mean())
 
     def column(self, candidate: int, first: int, last: int, home: int, limit_s: float = np.inf) -> Priced | None:

@@ -17,10 +17,13 @@ from numpy.typing import NDArray
 
 from plans.layout import Layout
 from plans.memory import switch_memory
+from plans.model import Recompute
 from plans.packing import PackingRule, pack
 from solver.candidates import Candidate, Refused, find_candidates
 from solver.phase_bounds import Floats, IntervalSums, packed_bounds_s
 from solver.problem import Problem
+
+Option = tuple[Recompute, int]  # how a phase can run: recompute, and max_tokens of a micro_batch
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -31,6 +34,11 @@ class DraftPhase:
     last: int
     candidate: int
     max_tokens: int  # of a micro_batch
+    recompute: Recompute = "none"
+
+    @property
+    def option(self) -> "Option":
+        return self.recompute, self.max_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,54 +56,80 @@ class Prices:
         self.problem = problem
         self.pricer = problem.pricer
         self.buckets = tuple(buckets or problem.workload.buckets)
-        found = find_candidates(self.pricer, shortest_row=self.buckets[0][1])
+        # Ascending, so that the sequences of an interval are a slice.
+        self._sequences = [sorted(mini_batch) for mini_batch in problem.workload.mini_batches]
+        found = find_candidates(self.pricer, self.buckets[0][1], self.buckets[-1][1], self._sequences)
         self.candidates: tuple[Candidate, ...] = found[0]
         self.refused: tuple[Refused, ...] = found[1]
         self.num_packed = 0  # phases of one mini_batch that were really packed
-        # Ascending, so that the sequences of an interval are a slice.
-        self._sequences = [sorted(mini_batch) for mini_batch in problem.workload.mini_batches]
         self._sums = IntervalSums.of(self._sequences, self.buckets)
         self._exact: dict[DraftPhase, float] = {}
         self._packed: dict[DraftPhase, list[float]] = {}
-        self._bounds: dict[tuple[int, int], Floats] = {}  # (candidate, max_tokens)
-        self._options: dict[tuple[int, int], tuple[int, ...]] = {}  # (last, candidate)
+        self._bounds: dict[tuple[int, Option], Floats] = {}  # by candidate
+        self._options: dict[tuple[int, int], tuple[Option, ...]] = {}  # (last, candidate)
+        self._homes: dict[tuple[int, Option], int] = {}  # by candidate
         self._switch_s = cache(self._price_switch)
         self._switch_bytes = cache(self._switch_memory_without_home)
 
     # Phases
 
-    def options(self, last: int, candidate: int) -> tuple[int, ...]:
-        """The max_tokens of which a phase with this last bucket takes one, largest first; none: it fits beside no home.
+    def options(self, last: int, candidate: int) -> tuple[Option, ...]:
+        """How a phase with this last bucket can run under a candidate; none: it fits beside no home.
 
         Each home leaves the strategy some room; that room in round numbers, and its halves, quarters, ... down to the
         longest sequence: shorter micro_batches make a pipeline's bubble shorter. One stage has none, so it takes the
-        whole room.
+        whole room. What needs no more recompute to fit beside the same homes is faster, so more recompute is an option
+        only for micro_batches that do not fit without.
         """
         if (last, candidate) not in self._options:
             longest = self.buckets[last][1]
-            found: set[int] = set()
-            for limit in set(self.candidates[candidate].max_tokens):
-                if limit < longest:
-                    continue
-                tokens = max(round_down(limit), longest)
-                found.add(tokens)
-                while self.candidates[candidate].pp > 1 and tokens // 2 >= longest:
-                    tokens //= 2
-                    found.add(tokens)
-            self._options[last, candidate] = tuple(sorted(found, reverse=True))
+            found: list[Option] = []
+            without = [0] * len(self.candidates)  # most tokens beside each home with less recompute
+            for recompute, limits in self.candidates[candidate].max_tokens.items():
+                for tokens in self._useful_tokens(set(limits), longest, halves=self.candidates[candidate].pp > 1):
+                    if any(more >= tokens > less for more, less in zip(limits, without, strict=True)):
+                        found.append((recompute, tokens))
+                without = [max(pair) for pair in zip(limits, without, strict=True)]
+            self._options[last, candidate] = tuple(found)
         return self._options[last, candidate]
+
+    def _useful_tokens(self, limits: set[int], longest: int, *, halves: bool) -> list[int]:
+        """Largest first."""
+        found: set[int] = set()
+        for limit in limits:
+            if limit < longest:
+                continue
+            tokens = max(round_down(limit), longest)
+            found.add(tokens)
+            while halves and tokens // 2 >= longest:
+                tokens //= 2
+                found.add(tokens)
+        return sorted(found, reverse=True)
 
     def phases(self, first: int, last: int, candidate: int) -> list[DraftPhase]:
         """All phases of an interval under a candidate."""
-        return [DraftPhase(first, last, candidate, max_tokens) for max_tokens in self.options(last, candidate)]
+        return [
+            DraftPhase(first, last, candidate, max_tokens, recompute)
+            for recompute, max_tokens in self.options(last, candidate)
+        ]
 
     def fits(self, phase: DraftPhase, home: int) -> bool:
         """Whether the phase fits in memory beside a home."""
-        return phase.max_tokens <= self.candidates[phase.candidate].max_tokens[home]
+        return bool(self.homes(phase) >> home & 1)
+
+    def homes(self, phase: DraftPhase) -> int:
+        """The homes beside which the phase fits, as a sum of powers of two."""
+        key = phase.candidate, phase.option
+        if key not in self._homes:
+            limits = self.candidates[phase.candidate].max_tokens[phase.recompute]
+            self._homes[key] = sum(1 << home for home, limit in enumerate(limits) if limit >= phase.max_tokens)
+        return self._homes[key]
 
     def rule(self, phase: DraftPhase) -> PackingRule:
         layout = self.candidates[phase.candidate].phase
-        return self.pricer.packing_rule(layout.strategy.kinds[0], layout.layers_per_stage[0], phase.max_tokens)
+        return self.pricer.packing_rule(
+            layout.strategy.kinds[0], layout.layers_per_stage[0], phase.max_tokens, phase.recompute
+        )
 
     def phase_s(self, phase: DraftPhase) -> float:
         """Mean over the mini_batches of the phase's time."""
@@ -105,7 +139,7 @@ class Prices:
         """The phase's time if that is at most the limit; else a lower bound of it that is above the limit."""
         if phase in self._exact:
             return self._exact[phase]
-        left = self.option_bounds_s(phase.candidate, phase.max_tokens)[:, phase.first, phase.last]
+        left = self.option_bounds_s(phase.candidate, phase.option)[:, phase.first, phase.last]
         packed = self._packed.setdefault(phase, [])  # seconds of the mini_batches that were packed so far
         while len(packed) < len(left):
             least_s = (sum(packed) + float(left[len(packed) :].sum())) / len(left)
@@ -123,14 +157,16 @@ class Prices:
             return 0.0
         self.num_packed += 1
         candidate = self.candidates[phase.candidate]
-        return self.pricer.phase_time_s(candidate.phase, pack(lengths, [candidate.dp], [self.rule(phase)]), lengths)
+        packed = pack(lengths, [candidate.dp], [self.rule(phase)])
+        return self.pricer.phase_time_s(candidate.phase, packed, lengths, phase.recompute)
 
-    def option_bounds_s(self, candidate: int, max_tokens: int) -> Floats:
+    def option_bounds_s(self, candidate: int, option: Option) -> Floats:
         """`[mini_batch][first][last]` lower bounds of phase times."""
-        if (candidate, max_tokens) not in self._bounds:
-            (kind,) = self.pricer.kind_costs(self.candidates[candidate].phase, (max_tokens,))
-            self._bounds[candidate, max_tokens] = packed_bounds_s(kind, self._sums)
-        return self._bounds[candidate, max_tokens]
+        if (candidate, option) not in self._bounds:
+            recompute, max_tokens = option
+            (kind,) = self.pricer.kind_costs(self.candidates[candidate].phase, (max_tokens,), recompute)
+            self._bounds[candidate, option] = packed_bounds_s(kind, self._sums)
+        return self._bounds[candidate, option]
 
     def bounds_s(self) -> Floats:
         """`[candidate][first][last]` lower bounds; infinite where no home leaves room or last < first."""
@@ -138,8 +174,8 @@ class Prices:
         bounds = np.full((len(self.candidates), num, num), np.inf)
         for c in range(len(self.candidates)):
             for last in range(num):
-                for max_tokens in self.options(last, c):
-                    bound = self.option_bounds_s(c, max_tokens)[:, : last + 1, last].mean(axis=0)
+                for option in self.options(last, c):
+                    bound = self.option_bounds_s(c, option)[:, : last + 1, last].mean(axis=0)
                     bounds[c, : last + 1, last] = np.minimum(bounds[c, : last + 1, last], bound)
         return bounds
 

@@ -76,8 +76,10 @@ def published(problem: Problem) -> tuple[Prices, Draft, float]:
 
 
 def _cheapest(prices: Prices, bucket: int, candidate: int, home: int) -> DraftPhase | None:
-    """With the max_tokens that price least; the artifact's own are not published for every interval."""
-    fitting = [phase for phase in prices.phases(bucket, bucket, candidate) if prices.fits(phase, home)]
+    """With the max_tokens that price least; the artifact's own are not published for every interval. It recomputes
+    nothing."""
+    phases = prices.phases(bucket, bucket, candidate)
+    fitting = [phase for phase in phases if phase.recompute == "none" and prices.fits(phase, home)]
     return min(fitting, key=lambda phase: (prices.phase_s(phase), -phase.max_tokens), default=None)
 
 

@@ -41,7 +41,9 @@ def small_cluster(nodes: int = 1, ranks_per_node: int = 4, memory_bytes: int = 2
 
 
 def small_rule() -> MemoryRule:
-    return MemoryRule(reserved_bytes=2**20, activation_bytes={1: 4096.0, 2: 2048.0, 4: 1024.0}, logit_bytes=8.0)
+    return MemoryRule(
+        reserved_bytes=2**20, activation_bytes={"none": {1: 4096.0, 2: 2048.0, 4: 1024.0}}, logit_bytes=8.0
+    )
 
 
 def small_plan(
@@ -100,7 +102,7 @@ def completed(plan: Plan) -> Plan:
     """The same plan with switches, bytes, memory and sums as they must be."""
     names = ["home", *(phase.division.strategy for phase in plan.phases), "home"]
     memories = [
-        phase_memory(layout, plan.home_layout, phase.max_tokens, plan.memory, plan.precision)
+        phase_memory(layout, plan.home_layout, phase.max_tokens, plan.memory, plan.precision, phase.recompute)
         for phase, layout in zip(plan.phases, plan.layouts, strict=True)
     ]
     phases = tuple(

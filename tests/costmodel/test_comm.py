@@ -2,7 +2,7 @@
 
 import pytest
 
-from costmodel.comm import Wires, pipeline_sends, tensor_parallel_extra
+from costmodel.comm import Wires, key_value_gather, pipeline_sends, tensor_parallel_extra
 from costmodel.profile import NOTHING, Links
 from plans.cluster import Link
 from plans.layout import layout
@@ -79,3 +79,23 @@ def test_groups_that_straddle_the_same_node_share_its_link() -> None:
     shared = extra(3, nodes=3, ranks_per_node=4, measured_ranks_per_node=3)[1] / 2 / (32 / 3)
     assert shared == pytest.approx(2e-8 - 1e-9)
     assert alone == pytest.approx(2e-8 - 1e-9)  # 0..5 and 6..11 meet on the second node as well
+
+
+def gather(strategy: str, nodes: int, ranks_per_node: int) -> tuple[float, float]:
+    wires = Wires.of(made_cluster(nodes, ranks_per_node), PROFILE)
+    (kind,) = Strategy.parse(strategy).kinds
+    found = key_value_gather(kind, made_model(), wires, Precision.fp32)
+    return found.fixed_s, found.token_s
+
+
+def test_keys_and_values_go_round_a_ring() -> None:
+    """cp 4: three steps of a quarter each. A token has 4 heads of 2 for its key and for its value, 64 bytes."""
+    assert gather("cp4", 1, 4) == pytest.approx((3e-6, 3 * 16e-9))
+    assert gather("tp2cp2", 1, 4) == pytest.approx((1e-6, 16e-9))  # each tp rank has half of the heads
+    assert gather("dp4", 1, 4) == (0, 0)
+
+
+def test_rings_across_nodes_share_the_links() -> None:
+    """tp2cp2 on nodes of 2: both tp ranks of the replica leave the node at once, over 0.1 GB/s."""
+    assert gather("tp2cp2", 2, 2) == pytest.approx((1e-5, 2 * 16e-8))
+    assert gather("dp2cp2", 2, 2) == pytest.approx((1e-6, 32e-9))  # each ring inside its own node

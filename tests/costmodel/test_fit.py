@@ -10,9 +10,9 @@ from costmodel.least_squares import fit_relative
 from costmodel.profile import Coefficients
 from plans import measurement as m
 from plans.errors import InputError
-from plans.model import Precision
+from plans.model import Precision, Recompute
 from plans.strict_yaml import record_text
-from tests.costmodel.made_profiles import EMBEDDING, HEAD, LAYER, made_model
+from tests.costmodel.made_profiles import EMBEDDING, HEAD, LAYER, cost, made_model
 
 ROWS = ((64,), (256,), (1024,), (4096,), (16,) * 64, (512,) * 8, (2048, 1024, 512, 512))
 
@@ -25,8 +25,8 @@ def synthetic(rows: tuple[tuple[int, ...], ...] = ROWS, noise: float = 0.0, seed
     """What the machine of made_profiles would be measured to be, each time off by up to `noise` of itself."""
     random = np.random.default_rng(seed)
 
-    def timing(cost: Coefficients, tokens: int, squares: int) -> m.Timing:
-        return measured(cost.seconds(tokens, squares) * (1 + noise * random.uniform(-1, 1)))
+    def timing(part: Coefficients, tokens: int, squares: int) -> m.Timing:
+        return measured(part.seconds(tokens, squares) * (1 + noise * random.uniform(-1, 1)))
 
     yield m.Machine(
         model=made_model(),
@@ -90,7 +90,7 @@ def test_links_copies_optimizer_and_memory_are_recovered() -> None:
     rule = profile.models[0].memory
     assert rule.reserved_bytes == 12345
     assert rule.logit_bytes == 8.0
-    assert rule.activation_bytes == {1: 108.0, 2: 58.0, 4: 33.0}  # 4096 bytes a row, at the longest row
+    assert rule.activation_bytes == {"none": {1: 108.0, 2: 58.0, 4: 33.0}}  # 4096 bytes a row, at the longest row
 
 
 def test_noise_is_reported_and_not_fitted() -> None:
@@ -149,3 +149,31 @@ def test_a_coefficient_that_would_be_negative_is_zero() -> None:
     x = fit_relative(terms, np.array([3.0, 2.0, 1.5]))
     assert x[1] == 0
     assert x[0] == pytest.approx(sum(1 / t for t in (3, 2, 1.5)) / sum(1 / t**2 for t in (3, 2, 1.5)))
+
+
+def test_selective_recompute_is_what_the_backward_pass_takes_longer() -> None:
+    """Full recompute is the forward pass again: it is compared, not fitted."""
+    part = cost(1e-4, 3e-6, 2e-9)
+    rows = [each for each in synthetic() if isinstance(each, m.LayerTime) and each.direction == "backward"]
+    more: list[m.Measurement] = []
+    for row in rows:
+        tokens, squares = sum(row.lengths), sum(n * n for n in row.lengths)
+        extras: list[tuple[Recompute, Coefficients]] = [("selective", part), ("full", LAYER[row.tp].forward)]
+        for recompute, added in extras:
+            seconds = row.time.seconds + added.seconds(tokens, squares)
+            time = row.time.model_copy(update={"seconds": seconds})
+            more.append(row.model_copy(update={"recompute": recompute, "time": time}))
+    for tp in LAYER:
+        more.append(m.ActivationBytes(part="layer", recompute="full", tp=tp, tokens=512, bytes=512 * 8 // tp))
+    profile, residuals = fit_profile([*synthetic(), *more], "made")
+    model = profile.models[0]
+    for tp in LAYER:
+        assert model.selective[tp].model_dump() == pytest.approx(part.model_dump(), rel=1e-3)
+    assert {r.series for r in residuals} >= {"backward, recompute selective", "backward, recompute full"}
+    assert max(r.worst for r in residuals) < 1e-4
+    assert model.memory.activation_bytes["full"] == {1: 8.0, 2: 4.0, 4: 2.0}
+
+
+def test_a_profile_without_times_of_recompute_can_be_fitted() -> None:
+    """Machines measured before; the planner then leaves selective recompute out."""
+    assert fit_profile(list(synthetic()), "made")[0].models[0].selective == {}

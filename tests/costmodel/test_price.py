@@ -22,7 +22,21 @@ from tests.costmodel.made_profiles import LAYER, cost, made_cluster, made_model,
 
 MODEL = made_model(num_layers=4)
 PRICER = Pricer(MODEL, made_cluster(nodes=2, ranks_per_node=2), Precision.fp32, made_profile(MODEL))
-STRATEGIES = ("dp4", "tp4", "pp4", "dp2tp2", "dp2pp2", "tp2pp2", "1xtp2+2xtp1", "1xtp2+1xpp2", "2xtp1+1xpp2")
+STRATEGIES = (
+    "dp4",
+    "tp4",
+    "pp4",
+    "cp4",
+    "tp2cp2",
+    "cp2pp2",
+    "1xcp2+2xtp1",
+    "dp2tp2",
+    "dp2pp2",
+    "tp2pp2",
+    "1xtp2+2xtp1",
+    "1xtp2+1xpp2",
+    "2xtp1+1xpp2",
+)
 LENGTHS = st.lists(st.integers(1, 4096), min_size=1, max_size=40)
 
 
@@ -70,6 +84,43 @@ def test_the_bound_of_one_stage_is_met_when_the_work_divides_evenly() -> None:
     lengths = [512] * 16
     assert PRICER.work_bound_s(phase("dp4"), lengths, (512,)) == pytest.approx(price(phase("dp4"), lengths, 512))
     assert PRICER.work_bound_s(phase("pp4"), [512]) == pytest.approx(price(phase("pp4"), [512], 512))
+
+
+def test_recompute_adds_what_it_repeats_to_the_backward_pass() -> None:
+    """Full: the forward pass of every layer, not that of embedding and head."""
+    once = pack([512], [1], [PRICER.packing_rule(Strategy.parse("dp1").kinds[0], (4,), 512)])
+    ends = layout(MODEL, Strategy.parse("dp1"))
+    none, full = (PRICER.phase_time_s(ends, once, [512], recompute) for recompute in ("none", "full"))
+    assert full - none == pytest.approx(4 * LAYER[1].forward.seconds(512, 512 * 512))
+    part = cost(1e-4, 1e-5, 3e-8)
+    profile = made_profile(MODEL)
+    model = profile.models[0].model_copy(update={"selective": {1: part}})
+    pricer = Pricer(MODEL, made_cluster(), Precision.fp32, profile.model_copy(update={"models": (model,)}))
+    selective = pricer.phase_time_s(ends, once, [512], "selective")
+    assert selective - none == pytest.approx(4 * part.seconds(512, 512 * 512))
+    rule = PRICER.packing_rule(ends.strategy.kinds[0], (4,), 512, "full")
+    assert rule.fixed_s == pytest.approx(4 * (4e-3) + 1e-3)
+
+
+def test_context_parallelism_divides_a_long_document_and_pays_for_its_keys_and_values() -> None:
+    """512 tokens on cp 2 in one node: half of the tokens, half of the pairs, and one gather each way in each layer."""
+    ends = layout(MODEL, Strategy.parse("cp2"))
+    pricer = Pricer(MODEL, made_cluster(1, 2), Precision.fp32, made_profile(MODEL))
+    layer, both = LAYER[1].both, 512 * 2 * 4 * 2 * 4  # keys and values: 4 heads of 2, 4 bytes each
+    ends_s = 1e-3 + 256 * 8e-6
+    gather_s = 1e-6 + both / 2 / 1e9
+    expected = 4 * (layer.seconds(256, 512 * 512 / 2) + 2 * gather_s) + ends_s
+    assert pricer.phase_time_s(ends, (((0,),),), [512]) == pytest.approx(expected)
+    again = pricer.phase_time_s(ends, (((0,),),), [512], "full") - expected
+    assert again == pytest.approx(4 * (LAYER[1].forward.seconds(256, 512 * 512 / 2) + gather_s))
+
+
+def test_documents_that_stay_whole_send_no_keys() -> None:
+    """64 short ones divide over two ranks as they are; only the latency of nothing is saved too."""
+    pricer = Pricer(MODEL, made_cluster(1, 2), Precision.fp32, made_profile(MODEL))
+    row = tuple(range(64))
+    found = pricer.phase_time_s(layout(MODEL, Strategy.parse("cp2")), ((row,),), [8] * 64)
+    assert found == pytest.approx(4 * LAYER[1].both.seconds(256, 32 * 64) + 1e-3 + 256 * 8e-6)
 
 
 def test_many_bounds_at_once_are_the_single_ones() -> None:
@@ -138,8 +189,8 @@ def test_what_the_profile_does_not_know_is_refused() -> None:
     """At plan time, with what it does know."""
     with pytest.raises(InputError, match=r"no times for tp 3; it has \[1, 2, 4\]"):
         PRICER.packing_rule(Strategy.parse("tp3").kinds[0], (4,), 64)
-    with pytest.raises(InputError, match=r"cp 2: .* times for cp 1 only"):
-        PRICER.packing_rule(Strategy.parse("cp2").kinds[0], (4,), 64)
+    with pytest.raises(InputError, match="no times of selective recompute for tp 2"):
+        PRICER.packing_rule(Strategy.parse("tp2").kinds[0], (4,), 64, "selective")
     with pytest.raises(InputError, match="no times for other"):
         Pricer(made_model(name="other", vocab_size=33), made_cluster(), Precision.fp32, made_profile(MODEL))
     with pytest.raises(InputError, match="no mini_batches"):

@@ -82,7 +82,7 @@ def test_a_bad_profile_is_refused_with_its_line(tmp_path: Path, old: str, new: s
 def test_times_for_a_tp_without_memory_are_refused() -> None:
     """The planner would fail in the middle of its work."""
     profile = made_profile(made_model()).model_dump(mode="json")
-    del profile["models"][0]["memory"]["activation_bytes"]["2"]
+    del profile["models"][0]["memory"]["activation_bytes"]["none"]["2"]
     with pytest.raises(ValueError, match=r"layer has times for tp \[2\], activation_bytes has nothing"):
         Profile.model_validate(profile, strict=False)
 
@@ -92,6 +92,8 @@ def test_another_model_is_refused_by_name() -> None:
     profile = made_profile(made_model())
     with pytest.raises(InputError, match=r"no times for wide in fp32; it has made \(fp32\).*hidden_size 8, not 16"):
         profile.of_model(made_model(name="wide", hidden_size=16), Precision.fp32)
+    with pytest.raises(InputError, match="head_dim 2, not 4"):
+        profile.of_model(made_model(head_dim=4), Precision.fp32)
     with pytest.raises(InputError, match="precision fp32, not bf16"):
         profile.of_model(made_model(), Precision.bf16)
 

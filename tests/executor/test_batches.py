@@ -32,10 +32,19 @@ def test_no_token_is_lost_and_no_target_crosses_documents(lengths: list[int], mu
     assert row.num_tokens % multiple_of == 0 and 0 <= row.num_tokens - total < multiple_of
     assert row.tokens_T[:total].tolist() == np.concatenate(documents).tolist()
     counted = row.targets_T != NO_TARGET
-    assert int(counted.sum()) == row.num_targets == count_targets(lengths)
+    assert int(counted.sum()) == count_targets(lengths)
     # The documents count up, so the right target is the token plus one, and never of another hundred.
     assert row.targets_T[counted].tolist() == (row.tokens_T[counted] + 1).tolist()
     assert row.positions_T[:total].tolist() == [int(token - 1) % 100 for token in row.tokens_T[:total]]
+
+
+def test_targets_are_the_labels_one_place_on() -> None:
+    """The label of a document's first token is nobody's target; a document without labels has all of its tokens."""
+    labels = [[5, NO_TARGET, 7], None, [NO_TARGET, NO_TARGET]]
+    row = pack_row([[5, 6, 7], [8, 9], [3, 4]], multiple_of=4, labels=labels)
+    x = NO_TARGET
+    assert row.targets_T is not None and row.targets_T.tolist() == [x, 7, x, 9, x, x, x, x]
+    assert row.tokens_T is not None and row.tokens_T.tolist() == [5, 6, 7, 8, 9, 3, 4, 0]
 
 
 @given(lengths_of_rows, st.integers(1, 8))

@@ -1,5 +1,6 @@
 """Which documents a step trains on depends on the seed alone."""
 
+import json
 from collections import Counter
 
 import numpy as np
@@ -9,12 +10,13 @@ from executor.data import MiniBatch, MiniBatches, sequences_of
 from plans.corpus import Corpus
 from plans.errors import InputError
 from plans.plan import DataReport, Overlong
+from plans.shard import Shard
 
 
 def corpus(lengths: tuple[int, ...]) -> Corpus:
     """Documents whose ids say which one they are of."""
     ids = np.repeat(np.arange(len(lengths), dtype=np.uint16), lengths)
-    return Corpus(ids, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64), len(lengths), 0)
+    return Corpus((Shard.end_to_end(ids, np.array(lengths, dtype=np.int64)),), len(lengths))
 
 
 LENGTHS = (3, 8, 5, 1, 9, 2, 7)
@@ -41,6 +43,59 @@ def test_the_order_depends_on_the_seed_and_on_nothing_else() -> None:
     assert mini_batches().step(5) == mini_batches().step(5)
     orders = {tuple(mini_batches(seed=seed).step(1).documents) for seed in range(20)}
     assert len(orders) > 10
+
+
+def test_the_order_is_the_same_in_mini_batches_of_any_size() -> None:
+    """Ranks, strategies and phases are not asked; plans may even take more or fewer sequences a step."""
+    by_size = [
+        [
+            document
+            for step in range(1, 1 + 42 // size)
+            for document in mini_batches(sequences=size).step(step).documents
+        ]
+        for size in (1, 2, 3, 7, 14)
+    ]
+    assert all(documents == by_size[0] for documents in by_size)
+
+
+@pytest.mark.parametrize("sequences", [3, 4])
+def test_a_restored_order_goes_on_where_it_stood(sequences: int) -> None:
+    """A resumed run sees each document as often as one that was not interrupted, also under a plan of other steps."""
+    batches = mini_batches()
+    state = batches.state(5)
+    assert state == {"step": 5, "epoch": 2, "position": 1, "documents": 7, "seed": 0}
+    resumed = mini_batches(sequences=sequences)
+    resumed.restore(json.loads(json.dumps(state)))
+    expected = [document for step in range(6, 14) for document in batches.step(step).documents]
+    found = [document for step in range(6, 12) for document in resumed.step(step).documents]
+    assert found == expected[: len(found)]
+    again = mini_batches()
+    again.restore(resumed.state(8))
+    assert again.step(9).documents[0] == resumed.step(9).documents[0]
+
+
+def test_the_order_of_another_corpus_or_seed_is_not_restored() -> None:
+    """The same place in another order is another document."""
+    state = mini_batches().state(5)
+    with pytest.raises(InputError, match="the run to be resumed had seed 0, this one has 1"):
+        mini_batches(seed=1).restore(state)
+    with pytest.raises(InputError, match="had documents 7, this one has 4"):
+        mini_batches("skip").restore(state)
+
+
+def test_labels_are_cut_and_counted_with_their_documents() -> None:
+    """The divisor of the loss counts what is left of a truncated document."""
+    ids = np.arange(16)
+    labels = np.where(np.isin(ids, (1, 5, 9, 10, 15)), ids, -100)
+    shard = Shard.end_to_end(ids, np.array([10, 6]), labels=labels, num_targets=np.array([3, 1]))
+    report = DataReport(sequences=2, max_len=8, overlong="truncate")
+    batch = MiniBatches(Corpus((shard,), 16), report, seed=0)
+    mini_batch = batch.step(1)
+    assert dict(zip(mini_batch.documents, mini_batch.targets or (), strict=True)) == {0: 2, 1: 1}
+    assert mini_batch.num_targets == 3 and sum(mini_batch.lengths) == 14
+    cut = batch.labels(0)
+    assert cut is not None and cut.tolist() == [-100, 1, -100, -100, -100, 5, -100, -100]
+    assert [mini_batch.part([place]).num_targets for place in range(2)] == list(mini_batch.targets or ())
 
 
 def test_long_documents_are_truncated_and_counted() -> None:

@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from executor.groups import Groups, rank_sets, tensor_parallel_ranks
+from executor.groups import Groups, context_parallel_ranks, rank_sets, tensor_parallel_ranks
 from plans.strategy import Strategy
 from tests.ranks import RankError, run_ranks
 
@@ -19,9 +19,10 @@ def test_strategies_share_the_rank_sets_that_they_have_in_common() -> None:
 
 
 def test_unequal_replicas_and_context_parallel_rows_are_grouped_apart() -> None:
-    """A tensor-parallel group must never span two replicas or two shares of a sequence."""
+    """A group must never span two replicas; one that divides matrices, no two shares of a sequence."""
     assert rank_sets([Strategy.parse("1xtp4+2xtp2")]) == ((0, 1, 2, 3), (4, 5), (6, 7))
-    assert rank_sets([Strategy.parse("tp2cp2")]) == ((0, 1), (2, 3))
+    assert rank_sets([Strategy.parse("tp2cp2")]) == ((0, 1), (0, 2), (1, 3), (2, 3))
+    assert context_parallel_ranks(Strategy.parse("tp2cp2pp2"), 5) == (5, 7)
     assert tensor_parallel_ranks(Strategy.parse("1xtp2+2xtp1"), 3) == (3,)
 
 

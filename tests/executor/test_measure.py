@@ -79,9 +79,27 @@ def test_the_bytes_that_a_layer_keeps_are_those_of_its_tensors(measured: tuple[l
     """
     hidden, ffn, q, kv, heads = 32, 64, 32, 16, 4
     expected = 2 * (4 * hidden + 2 * q + 2 * kv + 3 * ffn) + 4 * (2 + heads)
-    (record,) = [r for r in measured[0] if isinstance(r, ActivationBytes) and (r.part, r.tp) == ("layer", 1)]
+    (record,) = [
+        r for r in measured[0] if isinstance(r, ActivationBytes) and (r.part, r.recompute, r.tp) == ("layer", "none", 1)
+    ]
     tables = 2 * 2 * 4 / MODEL.num_layers  # cosine and sine, half a head of 8 channels
     assert record.bytes / record.tokens == pytest.approx(expected + tables, rel=0.02)
+
+
+def test_recompute_keeps_the_inputs_of_what_it_computes_again(measured: tuple[list[Measurement], object]) -> None:
+    """Selective: the input of both norms with an fp32 number each, both norms' outputs (4 D), and attention's output
+    (q). Full: the layer's input alone."""
+    hidden, q = 32, 32
+    kept = {
+        r.recompute: r.bytes / r.tokens
+        for r in measured[0]
+        if isinstance(r, ActivationBytes) and (r.part, r.tp) == ("layer", 1)
+    }
+    tables = 2 * 2 * 4 / MODEL.num_layers
+    assert kept["selective"] == pytest.approx(2 * (4 * hidden + q) + 4 * 2 + tables, rel=0.05)
+    assert kept["full"] == pytest.approx(2 * hidden, rel=0.05)
+    assert {r.recompute for r in measured[0] if isinstance(r, LayerTime) and r.direction == "forward"} == {"none"}
+    assert {r.recompute for r in measured[0] if isinstance(r, LayerTime)} == {"none", "selective"}
 
 
 def test_the_head_keeps_its_logits() -> None:

@@ -99,10 +99,10 @@ def test_a_stage_of_more_tensor_parallel_ranks_than_kv_heads_is_refused() -> Non
         Stage(model=model, layers=range(1), is_first=True, is_last=True, tp=tp)
 
 
-def test_a_strategy_that_divides_sequences_is_refused() -> None:
-    """Its ranks would each run the whole sequence, and every gradient would count cp times."""
+def test_groups_of_another_strategy_are_refused() -> None:
+    """Alone in its group, each rank would run the whole sequence, and every gradient would count cp times."""
     held = layout(MODEL, Strategy.parse("tp2cp2"))
-    with pytest.raises(ValueError, match="use cp 1"):
+    with pytest.raises(ValueError, match="tp2cp2 has tp 2 and cp 2, got groups of 1, 1"):
         Pipeline.at(held, 0, TensorParallel(), "test")
 
 

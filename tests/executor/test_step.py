@@ -17,8 +17,8 @@ from torch import Tensor
 
 from executor.data import MiniBatch
 from executor.groups import Groups
-from executor.home import OptimizerOptions
 from executor.metrics import StepRecord
+from executor.optimizer import OptimizerOptions
 from executor.step import Engine, ReadTokens
 from plans.check import judge
 from plans.plan import Plan

@@ -11,6 +11,7 @@ from executor.batches import MicroBatch, count_targets, pack_row
 from executor.groups import Groups
 from executor.pipeline import Pipeline
 from plans.layout import layout
+from plans.model import Recompute
 from plans.packing import PackingRule, pack
 from plans.strategy import Strategy
 from tests.executor.reference import reference_loss_and_gradients
@@ -18,12 +19,20 @@ from tests.executor.tiny import LENGTHS, MODEL, Document, make_documents, make_w
 from tests.ranks import run_ranks
 
 STRATEGIES = ("dp4", "tp4", "pp4", "dp2tp2", "dp2pp2", "tp2pp2")
+CONTEXT_PARALLEL = ("cp4", "tp2cp2", "dp2cp2", "cp2pp2")
+UNEQUAL = ("1xtp2+2xtp1", "1xcp2+1xpp2")
+RECOMPUTED = tuple(f"{strategy} {mode}" for strategy in ("tp2pp2", "dp4", "tp2cp2") for mode in ("selective", "full"))
+CASES = (*STRATEGIES, *CONTEXT_PARALLEL, *UNEQUAL, *RECOMPUTED)
+"""A strategy, and what is computed again."""
 
 MINI_BATCHES = {
     "unequal documents": LENGTHS,
     "one document, most replicas idle": (6,),
     "two micro_batches, fewer than stages": (30, 29),
     "no targets at all": (1, 1),
+    "one document that 4 does not divide": (7,),
+    "documents that cp 4 cannot split": (7, 3, 2, 2, 1),
+    "two long documents among short ones": (23, 17, *(3, 2) * 5),
 }
 
 RULE = PackingRule(max_tokens=31, fixed_s=1.0, token_s=1.0, token_sq_s=0.01)
@@ -31,28 +40,47 @@ RULE = PackingRule(max_tokens=31, fixed_s=1.0, token_s=1.0, token_sq_s=0.01)
 Result = tuple[float, dict[str, Tensor]]
 
 
+def strategy_of(case: str) -> Strategy:
+    return Strategy.parse(case.split()[0])
+
+
+def recompute_of(case: str) -> Recompute:
+    modes: dict[str, Recompute] = {"selective": "selective", "full": "full"}
+    return modes.get(case.split()[-1], "none")
+
+
 def deal(strategy: Strategy, rank: int, documents: Sequence[Document]) -> list[MicroBatch]:
-    """The micro_batches of a rank's replica; ranks between the first and the last stage get no tokens."""
-    (kind,) = strategy.kinds
+    """A rank's part of its replica's micro_batches; ranks between the first and the last stage get no tokens."""
     place = strategy.places[rank]
-    packed = pack([len(document) for document in documents], [kind.count], [RULE])[place.replica]
+    kind = strategy.kinds[place.kind]
+    lengths = [len(document) for document in documents]
+    packed = pack(lengths, [kind.count for kind in strategy.kinds], [RULE] * len(strategy.kinds))[place.replica]
     rows = [[documents[i] for i in micro_batch] for micro_batch in packed]
     if place.stage in (0, kind.pp - 1):
-        return [pack_row(row, multiple_of=kind.tp) for row in rows]
-    return [MicroBatch.from_lengths([len(document) for document in row], multiple_of=kind.tp) for row in rows]
+        whole = [pack_row(row, multiple_of=kind.tp) for row in rows]
+    else:
+        whole = [MicroBatch.from_lengths([len(document) for document in row], multiple_of=kind.tp) for row in rows]
+    return [row.shared(place.cp, kind.cp, multiple_of=kind.tp) for row in whole]
 
 
 def run_strategies(
-    rank: int, world_size: int, strategies: Sequence[str], mini_batches: Sequence[list[Document]], dtype: torch.dtype
+    rank: int, world_size: int, cases: Sequence[str], mini_batches: Sequence[list[Document]], dtype: torch.dtype
 ) -> list[Result]:
-    """Loss contribution and partial gradients of this rank, strategy by strategy and mini_batch by mini_batch."""
-    parsed = [Strategy.parse(text) for text in strategies]
+    """Loss contribution and partial gradients of this rank, case by case and mini_batch by mini_batch."""
+    parsed = [strategy_of(case) for case in cases]
     groups = Groups(parsed, timeout_s=30)
     results = []
-    for strategy in parsed:
+    for case, strategy in zip(cases, parsed, strict=True):
         held = layout(MODEL, strategy)
         weights = shards(held, rank, make_weights(dtype=dtype))
-        pipeline = Pipeline.at(held, rank, groups.tensor_parallel(strategy), phase=str(strategy))
+        pipeline = Pipeline.at(
+            held,
+            rank,
+            groups.tensor_parallel(strategy),
+            phase=case,
+            cp=groups.context_parallel(strategy),
+            recompute=recompute_of(case),
+        )
         for documents in mini_batches:
             num_targets = count_targets([len(document) for document in documents])
             loss = pipeline.run(weights, deal(strategy, rank, documents), num_targets)
@@ -64,10 +92,10 @@ def run_strategies(
 
 @pytest.fixture(scope="module")
 def on_four_ranks() -> dict[tuple[str, str], list[Result]]:
-    """Results of all ranks by strategy and mini_batch."""
+    """Results of all ranks by case and mini_batch."""
     mini_batches = [make_documents(lengths) for lengths in MINI_BATCHES.values()]
-    by_rank = run_ranks(4, run_strategies, STRATEGIES, mini_batches, torch.float64)
-    keys = [(strategy, story) for strategy in STRATEGIES for story in MINI_BATCHES]
+    by_rank = run_ranks(4, run_strategies, CASES, mini_batches, torch.float64, timeout_s=120)
+    keys = [(case, story) for case in CASES for story in MINI_BATCHES]
     return {key: list(results) for key, *results in zip(keys, *by_rank, strict=True)}
 
 
@@ -78,15 +106,15 @@ def on_one_device(story: str) -> Result:
 
 
 @pytest.mark.parametrize("story", MINI_BATCHES)
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("case", CASES)
 def test_a_strategy_gives_the_loss_and_the_gradients_of_one_device(
-    on_four_ranks: dict[tuple[str, str], list[Result]], strategy: str, story: str
+    on_four_ranks: dict[tuple[str, str], list[Result]], case: str, story: str
 ) -> None:
     """Else training under a plan is not the training that the user asked for."""
     expected_loss, expected = on_one_device(story)
-    losses, partials = zip(*on_four_ranks[strategy, story], strict=True)
+    losses, partials = zip(*on_four_ranks[case, story], strict=True)
     assert sum(losses) == pytest.approx(expected_loss, abs=1e-10)
-    sums = sum_of_partials(layout(MODEL, Strategy.parse(strategy)), partials, expected)
+    sums = sum_of_partials(layout(MODEL, strategy_of(case)), partials, expected)
     for name, gradient in expected.items():
         error = (sums[name] - gradient).abs().max()
         assert error < 1e-10, f"{name}: error {error:.2e}"

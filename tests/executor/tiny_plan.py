@@ -5,11 +5,13 @@ from collections.abc import Sequence
 from plans.cluster import ClusterSpec, Link
 from plans.layout import home_layout, layout
 from plans.memory import MemoryRule
-from plans.model import ModelSpec, Precision
+from plans.model import ModelSpec, Precision, Recompute
 from plans.packing import PackingRule
 from plans.plan import DataReport, Division, Fingerprints, Overlong, Phase, Plan, SolveReport
 from plans.strategy import Strategy
 from tests.builders import DIGEST, completed
+
+RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 
 Interval = tuple[int, int, str]  # min_len, max_len, strategy
 
@@ -40,7 +42,11 @@ def make_plan(
             precision=precision,
             fingerprints=Fingerprints(profile=DIGEST, lengths=DIGEST),
             data=DataReport(sequences=sequences, max_len=max(high for _, high, _ in phases), overlong=overlong),
-            memory=MemoryRule(reserved_bytes=0, activation_bytes=dict.fromkeys((1, 2, 4, 8), 1000.0), logit_bytes=8.0),
+            memory=MemoryRule(
+                reserved_bytes=0,
+                activation_bytes={mode: dict.fromkeys((1, 2, 4, 8), 1000.0) for mode in RECOMPUTE},
+                logit_bytes=8.0,
+            ),
             staging_bytes=staging_bytes,
             home=Division.of(home_layout(model, Strategy.parse(home))),
             phases=tuple(

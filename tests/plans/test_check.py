@@ -81,7 +81,7 @@ def test_phases_may_run_in_any_order(plan: Plan) -> None:
         ("phases.0.memory_bytes", 5, "phases[0].memory_bytes: 5, computed anew "),
         (
             "memory.activation_bytes",
-            {2: 1.0},
+            {"none": {2: 1.0}},
             "phases[0]: the memory rule has no activation_bytes for tp 1; it has [2]",
         ),
         ("switches.1.bytes", 7, "switches[1].bytes: 7, computed anew "),
@@ -127,10 +127,26 @@ def test_an_interval_that_no_micro_batch_of_its_strategy_can_take_says_so() -> N
     assert "no max_tokens fits; the strategy needs more ranks per replica" in judge(small)[0]
 
 
+def test_memory_is_judged_under_the_recompute_of_the_phase(plan: Plan) -> None:
+    """What is recomputed is not kept: a plan edited to recompute less must not run out of memory."""
+    rule = MemoryRule(
+        reserved_bytes=0,
+        activation_bytes={"none": {1: 4096.0, 2: 2048.0}, "full": {1: 64.0, 2: 32.0}},
+        logit_bytes=8.0,
+    )
+    full = completed(edited(edited(plan, "memory", rule), "phases.1.recompute", "full"))
+    assert judge(full) == ()
+    assert full.phases[1].memory_bytes < completed(edited(full, "phases.1.recompute", "none")).phases[1].memory_bytes
+    (problem,) = judge(edited(full, "phases.1.recompute", "none"))
+    assert problem.startswith("phases[1].memory_bytes: ")
+    (problem,) = judge(edited(full, "phases.1.recompute", "selective"))
+    assert problem == "phases[1]: the memory rule has no activation_bytes for tp 2 under recompute selective; it has []"
+
+
 def test_a_switch_that_does_not_fit_is_refused() -> None:
     """Both layouts are there at once, and the buffers between them."""
     plan = small_plan(((256, "dp4"),), cluster=small_cluster(memory_bytes=2**40))
-    rule = MemoryRule(reserved_bytes=0, activation_bytes={1: 1.0}, logit_bytes=0.0)
+    rule = MemoryRule(reserved_bytes=0, activation_bytes={"none": {1: 1.0}}, logit_bytes=0.0)
     plan = completed(plan.model_copy(update={"memory": rule}))
     assert judge(plan) == ()
     largest = max(switch.memory_bytes for switch in plan.switches)
@@ -152,7 +168,7 @@ def test_a_plan_of_32_layers_on_16_ranks_is_judged_in_a_second() -> None:
     phases = ((4096, "dp16"), (8192, "dp8tp2"), (16384, "dp4tp4"), (32768, "dp2tp4pp2"))
     model, cluster = load_model("llama-7b"), load_cluster("a800-80g:2x8")
     rule = MemoryRule(
-        reserved_bytes=11 * 2**30, activation_bytes={1: 155648.0, 2: 79872.0, 4: 43008.0}, logit_bytes=8.0
+        reserved_bytes=11 * 2**30, activation_bytes={"none": {1: 155648.0, 2: 79872.0, 4: 43008.0}}, logit_bytes=8.0
     )
     plan = small_plan(phases, model=model, cluster=cluster, precision=Precision.bf16)
     plan = completed(plan.model_copy(update={"memory": rule}))

@@ -3,6 +3,8 @@
 import gzip
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -57,7 +59,7 @@ def test_a_folder_gives_its_text_files_in_the_order_of_their_paths(folder: Path)
     assert corpus.lengths.tolist() == [7, 8, 2, 3, 1, 1, 1, 1]
     assert corpus.num_empty == 1
     assert corpus.vocab_size == 256
-    assert corpus.ids.itemsize == 1
+    assert corpus.shards[0].ids.itemsize == 1
 
 
 def test_sources_come_in_the_order_given_and_of_every_kind(tmp_path: Path) -> None:
@@ -93,7 +95,7 @@ def test_stored_ids_are_read_from_disk(tmp_path: Path, suffix: str, with_end: bo
     corpus = open_corpus([path])
     assert documents(corpus) == [[5, 6], [7, 8, 900]]
     assert (corpus.vocab_size, corpus.num_empty) == (901, 1)
-    assert isinstance(corpus.ids, np.memmap)
+    assert isinstance(corpus.shards[0].ids, np.memmap)
 
 
 def test_a_tokenizer_file_makes_the_ids(tmp_path: Path) -> None:
@@ -137,7 +139,7 @@ def test_the_digest_is_of_the_content(tmp_path: Path) -> None:
             "rows.jsonl:2: neither text under 'text' nor ids under 'input_ids'; keys here: body",
         ),
         ([{"input_ids": [1, -2]}], "rows.jsonl:1: the id -2 is negative"),
-        ([{"input_ids": [1, 2.5]}], "rows.jsonl:1: neither text under 'text' nor ids"),
+        ([{"input_ids": [1, 2.5]}], "rows.jsonl:1: 'input_ids' is no list of integers below 2^31"),
         ([["a"]], "rows.jsonl:1: not a JSON object"),
         ([{"text": ""}, {"input_ids": []}], "rows.jsonl: the corpus is empty (2 documents, no tokens)"),
         ([], "rows.jsonl: the corpus is empty (0 documents, no tokens)"),
@@ -187,3 +189,90 @@ def test_a_tokenizer_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
         open_corpus([tmp_path / "a.txt"], "byte")
     with pytest.raises(InputError, match=r"broken.json: not a tokenizer.json"):
         open_corpus([tmp_path / "a.txt"], str(tmp_path / "broken.json"))
+
+
+def labelled(corpus: Corpus) -> list[list[int] | None]:
+    found = [corpus.labels(index) for index in range(len(corpus))]
+    return [None if labels is None else labels.tolist() for labels in found]
+
+
+def test_labels_and_masks_say_what_is_to_be_learned(tmp_path: Path) -> None:
+    """Documents without them, before and behind, are learned whole; the first label of a document is never a target."""
+    rows = json_lines(
+        tmp_path / "rows.jsonl",
+        {"text": "ab"},
+        {"input_ids": [5, 6, 7], "labels": [-100, 6, 900]},
+        {"input_ids": [], "labels": []},
+        {"input_ids": [5, 6, 7], "loss_mask": [1, 0, 1]},
+        {"input_ids": [8, 9]},
+    )
+    (tmp_path / "plain.txt").write_bytes(b"xyz")
+    corpus = open_corpus([rows, tmp_path / "plain.txt"])
+    assert corpus.has_labels
+    assert labelled(corpus) == [[97, 98], [-100, 6, 900], [5, -100, 7], [8, 9], None]
+    assert [corpus.count_targets(index, 9) for index in range(5)] == [1, 2, 1, 1, 2]
+    assert [corpus.count_targets(index, 2) for index in range(5)] == [1, 1, 0, 1, 1]
+    assert (corpus.vocab_size, corpus.num_empty) == (901, 1)
+    assert corpus.tokens(4, 2).tolist() == [120, 121]
+
+
+def test_labels_change_the_digest(tmp_path: Path) -> None:
+    """Two ranks that learn different tokens train on different data; labels that say nothing new change nothing."""
+    ids: dict[str, object] = {"input_ids": [1, 2, 3]}
+    stories: list[dict[str, object]] = [
+        ids,
+        {**ids, "loss_mask": [1, 1, 1]},
+        {**ids, "labels": [1, 2, -100]},
+        {**ids, "labels": [1, 2, 4]},
+    ]
+    digests = [open_corpus([json_lines(tmp_path / f"{at}.jsonl", row)]).digest for at, row in enumerate(stories)]
+    assert digests[0] == digests[1]
+    assert len(set(digests)) == 3
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"input_ids": [1, 2], "labels": [1]}, "rows.jsonl:2: 1 labels for 2 input_ids"),
+        ({"input_ids": [1, 2], "loss_mask": [1, 2]}, "rows.jsonl:2: a 'loss_mask' holds 0 and 1 only"),
+        ({"input_ids": [1], "labels": [1], "loss_mask": [1]}, "rows.jsonl:2: 'labels' and 'loss_mask' say the same"),
+        ({"input_ids": [1], "labels": [-7]}, "rows.jsonl:2: labels: the id -7 is negative"),
+        ({"input_ids": [1], "labels": [0.5]}, "rows.jsonl:2: 'labels' is no list of integers"),
+        ({"text": "a", "loss_mask": [1]}, "rows.jsonl:2: 'loss_mask' goes with ids under 'input_ids'"),
+    ],
+)
+def test_labels_that_do_not_fit_are_refused_with_their_line(
+    tmp_path: Path, row: dict[str, object], message: str
+) -> None:
+    """A mask that is passed over would train on the prompts."""
+    with pytest.raises(InputError, match=re.escape(message)):
+        open_corpus([json_lines(tmp_path / "rows.jsonl", {"input_ids": [1]}, row)])
+
+
+def test_text_is_made_ids_once_and_mapped(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every rank opens the corpus: only the first one tokenizes it, and none holds it in memory."""
+    first = open_corpus([folder])
+    monkeypatch.setattr("plans.corpus.write_documents", lambda *_: pytest.fail("made again"))
+    second = open_corpus([folder])
+    assert texts(second) == texts(first)
+    assert isinstance(second.shards[0].ids, np.memmap)
+    (folder / "a.txt").write_bytes(b"edited")
+    monkeypatch.undo()
+    assert texts(open_corpus([folder]))[0] == b"edited"
+
+
+def test_a_process_reads_no_more_than_it_asks_for(tmp_path: Path) -> None:
+    """A corpus may be larger than memory: what is mapped and not touched does not count as resident."""
+    megabytes, code = 192, "import sys, resource\nfrom pathlib import Path\nfrom plans.corpus import open_corpus\n"
+    np.save(tmp_path / "ids.npy", np.zeros(megabytes * 2**19, dtype=np.uint16))
+    np.save(tmp_path / "ids.offsets.npy", np.arange(0, megabytes * 2**19, 2**19))
+    open_corpus([tmp_path / "ids.npy"])
+    code += "corpus = open_corpus([Path(sys.argv[1])]); corpus.tokens(7)\n"
+    code += "fields = dict(line.split(':') for line in open('/proc/self/status'))\n"
+    code += "print(len(corpus), int(fields['RssFile'].split()[0]) // 1024)"
+    run = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "ids.npy")], capture_output=True, text=True, check=True, timeout=60
+    )
+    documents_seen, resident_mib = map(int, run.stdout.split())
+    assert documents_seen == megabytes
+    assert resident_mib < megabytes / 2

@@ -11,7 +11,7 @@ from plans.strategy import Strategy
 # Embedding and head 10 x 4 each, final norm 4. A layer: q, k, v, o 4 x 4 each, gate, up, down 4 x 6, two norms of 4.
 MODEL = ModelSpec(name="hand", num_layers=2, hidden_size=4, ffn_size=6, num_heads=2, num_kv_heads=2, vocab_size=10)
 LAYER = 4 * 16 + 3 * 24 + 2 * 4
-RULE = MemoryRule(reserved_bytes=1000, activation_bytes={1: 100.0, 2: 60.0}, logit_bytes=6.0)
+RULE = MemoryRule(reserved_bytes=1000, activation_bytes={"none": {1: 100.0, 2: 60.0}}, logit_bytes=6.0)
 
 
 def test_the_model_has_the_parameters_counted_by_hand() -> None:
@@ -49,16 +49,27 @@ def test_tensor_and_pipeline_parallel_divide_what_they_divide() -> None:
 
 
 def test_context_parallel_divides_activations() -> None:
-    """Each of cp ranks keeps its part of the tokens."""
+    """Each of cp ranks keeps its share, at most 33/64 of the row, and keys and values of the other half."""
     cp2 = Strategy.parse("cp2")
     memory = phase_memory(layout(MODEL, cp2), home_layout(MODEL, cp2), (10,), RULE, Precision.bf16)
-    assert [rank.activations for rank in memory] == [10 * 2 * 50] * 2
+    key_values = 10 * 2 * MODEL.num_kv_heads * MODEL.head_dim * 2
+    assert [rank.activations for rank in memory] == [round(2 * (10 * 100 * 33 / 64 + key_values / 2))] * 2
+
+
+def test_recompute_keeps_less_but_for_the_layer_that_runs_again() -> None:
+    """pp2: the first stage has one layer of two micro-batches; 100 bytes of one layer are there while it runs again."""
+    rule = MemoryRule(reserved_bytes=0, activation_bytes={"none": {1: 100.0}, "full": {1: 10.0}}, logit_bytes=0.0)
+    pp2 = Strategy.parse("pp2")
+    memory = phase_memory(layout(MODEL, pp2), home_layout(MODEL, pp2), (7,), rule, Precision.bf16, "full")
+    assert [rank.activations for rank in memory] == [7 * (2 * 10 + 90), 7 * (10 + 90)]
+    with pytest.raises(InputError, match="no activation_bytes for tp 1 under recompute selective"):
+        phase_memory(layout(MODEL, pp2), home_layout(MODEL, pp2), (7,), rule, Precision.bf16, "selective")
 
 
 def test_a_tp_without_a_coefficient_is_refused_with_those_there_are() -> None:
     """A missing figure must not read as zero bytes."""
     tp2 = Strategy.parse("tp2")
-    rule = MemoryRule(reserved_bytes=0, activation_bytes={1: 100.0, 4: 10.0}, logit_bytes=6.0)
+    rule = MemoryRule(reserved_bytes=0, activation_bytes={"none": {1: 100.0, 4: 10.0}}, logit_bytes=6.0)
     with pytest.raises(InputError, match=r"no activation_bytes for tp 2; it has \[1, 4\]"):
         phase_memory(layout(MODEL, tp2), home_layout(MODEL, tp2), (7,), rule, Precision.bf16)
 

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from plans.errors import InputError
+from plans.huggingface import config_of
+from plans.model import Llama3Rope
 from plans.presets import load_cluster, load_model, machine_memory_bytes, preset_names
 from plans.strategy import Strategy, refusal
 from plans.strict_yaml import record_text
@@ -37,7 +39,17 @@ def config(tmp_path: Path, **changes: object) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("name", "billions"), [("llama-7b", 6.73), ("llama-13b", 13.0), ("llama-32b", 32.5), ("tiny", 0.00047)]
+    ("name", "billions"),
+    [
+        ("llama-7b", 6.73),
+        ("llama-13b", 13.0),
+        ("llama-32b", 32.5),
+        ("llama3-8b", 8.030),
+        ("mistral-7b", 7.242),
+        ("qwen2.5-0.5b", 0.494),
+        ("qwen3-0.6b", 0.596),
+        ("tiny", 0.00047),
+    ],
 )
 def test_presets_have_the_size_of_their_name(name: str, billions: float) -> None:
     """A slip in a shape prices another model."""
@@ -67,7 +79,10 @@ def test_a_model_file_is_read(tmp_path: Path) -> None:
     ("name", "message"),
     [
         ("lama-7b", "lama-7b: unknown model (did you mean llama-7b"),
-        ("qwerty", "qwerty: unknown model (known: llama-13b, llama-32b, llama-7b, tiny)"),
+        (
+            "qwerty",
+            "qwerty: unknown model (known: llama-13b, llama-32b, llama-7b, llama3-8b, mistral-7b, qwen2.5-0.5b, qwen3-0.6b, tiny)",
+        ),
         ("missing.yaml", "missing.yaml: No such file"),
         ("missing.json", "missing.json: No such file"),
     ],
@@ -87,6 +102,8 @@ def test_a_hugging_face_config_is_read(tmp_path: Path, as_folder: bool) -> None:
     assert (model.num_layers, model.hidden_size, model.ffn_size) == (3, 64, 172)
     assert (model.num_heads, model.num_kv_heads, model.vocab_size) == (4, 2, 320)
     assert (model.rope_theta, model.norm_eps) == (500000.0, 1e-5)
+    assert (model.family, model.head_dim, model.tied_embeddings) == ("llama", 16, False)
+    assert load_model(str(config(tmp_path, head_dim=32, tie_word_embeddings=True))).head_dim == 32
 
 
 def test_values_that_a_config_leaves_out_are_those_of_transformers(tmp_path: Path) -> None:
@@ -99,22 +116,92 @@ def test_rotary_settings_of_newer_configs_are_found(tmp_path: Path) -> None:
     """transformers 5 writes `rope_parameters`; its theta must not silently become the default."""
     new = {"rope_type": "default", "rope_theta": 250000.0}
     assert load_model(str(config(tmp_path, rope_theta="absent", rope_parameters=new))).rope_theta == 250000.0
-    with pytest.raises(InputError, match=r"rope_scaling .* is not supported"):
-        load_model(str(config(tmp_path, rope_parameters={**new, "rope_type": "llama3", "factor": 8.0})))
+    with pytest.raises(InputError, match=r'rope_parameters .*"yarn".* is not supported'):
+        load_model(str(config(tmp_path, rope_parameters={**new, "rope_type": "yarn", "factor": 8.0})))
+    with pytest.raises(InputError, match=r"partial_rotary_factor 0.5 is not supported"):
+        load_model(str(config(tmp_path, rope_parameters={**new, "partial_rotary_factor": 0.5})))
+
+
+def test_slowed_rotation_of_llama_3_1_is_read_in_both_forms(tmp_path: Path) -> None:
+    """transformers 4 and 5 write it in different places; without it long contexts are wrong."""
+    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    full = {**scaling, "original_max_position_embeddings": 8192}
+    expected = Llama3Rope(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_positions=8192)
+    assert load_model(str(config(tmp_path, rope_scaling=full))).rope_llama3 == expected
+    assert load_model(str(config(tmp_path, rope_scaling=scaling, max_position_embeddings=8192))).rope_llama3 == expected
+    new = config(tmp_path, rope_theta="absent", rope_parameters={**full, "rope_theta": 250000.0})
+    assert load_model(str(new)).rope_llama3 == expected
+    with pytest.raises(InputError, match=r"original_positions: missing"):
+        load_model(str(config(tmp_path, rope_scaling=scaling)))
+
+
+FAMILIES: dict[str, tuple[dict[str, object], dict[str, object]]] = {
+    "MistralForCausalLM": ({"sliding_window": None}, {"family": "mistral", "head_dim": 16}),
+    "Qwen2ForCausalLM": (
+        {"use_sliding_window": False, "sliding_window": 4096, "tie_word_embeddings": True},
+        {"family": "qwen2", "qkv_bias": True, "qk_norm": False, "tied_embeddings": True},
+    ),
+    "Qwen3ForCausalLM": ({}, {"family": "qwen3", "qkv_bias": False, "qk_norm": True, "head_dim": 128}),
+}
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_each_family_has_the_features_of_its_class(tmp_path: Path, architecture: str) -> None:
+    """A bias or a norm that is forgotten shows up as a checkpoint that does not fit, at best."""
+    changes, fields = FAMILIES[architecture]
+    model = load_model(str(config(tmp_path, architectures=[architecture], **changes)))
+    assert {name: getattr(model, name) for name in fields} == fields
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architectures": ["MistralForCausalLM"]}, ':2: architectures ["MistralForCausalLM"] is not supported'),
+        ({"architectures": ["MistralForCausalLM"]}, ":1: sliding_window 4096 is not supported; supported: null"),
+        ({"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True}, ":15: use_sliding_window true is not"),
+        ({"architectures": ["Qwen3ForCausalLM"], "attention_bias": True}, ":15: attention_bias true is not supported"),
+        (
+            {"architectures": ["Qwen3ForCausalLM"], "layer_types": ["full_attention", "sliding_attention"]},
+            ":15: layer_types other than full_attention: not supported",
+        ),
+    ],
+)
+def test_what_a_family_may_have_and_we_do_not_compute_is_refused(
+    tmp_path: Path, changes: dict[str, object], message: str
+) -> None:
+    """A window of 4096 is Mistral's default: a config that says nothing has one."""
+    path = config(tmp_path, **changes)
+    with pytest.raises(InputError, match=re.escape(f"{path}{message}")):
+        load_model(str(path))
+
+
+@pytest.mark.parametrize("name", ["llama3-8b", "mistral-7b", "qwen2.5-0.5b", "qwen3-0.6b"])
+def test_a_config_that_we_write_is_read_as_the_same_model(tmp_path: Path, name: str) -> None:
+    """Else an exported checkpoint is another model."""
+    model = load_model(name)
+    (tmp_path / "config.json").write_text(json.dumps(config_of(model, "bfloat16")), encoding="utf-8")
+    assert load_model(str(tmp_path)) == model.model_copy(update={"name": tmp_path.name})
+
+
+def test_features_that_no_class_has_together_are_not_written() -> None:
+    """transformers would drop the norms without a word."""
+    model = small_model(qk_norm=True)
+    with pytest.raises(InputError, match="qk_norm True does not exist as LlamaForCausalLM"):
+        config_of(model, "float32")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architectures": ["MixtralForCausalLM"]}, ':2: architectures ["MixtralForCausalLM"] is not supported'),
         ({"architectures": "absent"}, ":1: architectures null is not supported"),
-        ({"tie_word_embeddings": True}, ":13: tie_word_embeddings true is not supported; supported: false"),
+        ({"attention_dropout": 0.1}, ":15: attention_dropout 0.1 is not supported; supported: 0"),
+        ({"quantization_config": {"bits": 4}}, ':15: quantization_config {"bits": 4} is not supported'),
         ({"sliding_window": 4096}, ":15: sliding_window 4096 is not supported; supported: null"),
         ({"rope_scaling": {"type": "linear"}}, ':15: rope_scaling {"type": "linear"} is not supported'),
         ({"attention_bias": True}, ":15: attention_bias true is not supported; supported: false"),
         ({"mlp_bias": True}, ":15: mlp_bias true is not supported"),
         ({"hidden_act": "gelu"}, ':5: hidden_act "gelu" is not supported; supported: "silu", "swish"'),
-        ({"head_dim": 32}, ":15: head_dim 32 is not supported; it must be hidden_size / num_attention_heads = 16"),
+        ({"head_dim": 15}, ":1: head size 15 is odd"),
         ({"num_hidden_layers": "absent"}, ": num_hidden_layers: missing"),
         ({"num_hidden_layers": 2.5}, ":9: num_layers: 2.5 should be a valid integer"),
         ({"num_key_value_heads": 3}, ":1: num_heads 4 is not a multiple of num_kv_heads 3"),

@@ -4,6 +4,7 @@ from io import StringIO
 
 from rich.console import Console
 
+from plans.memory import MemoryRule
 from plans.plan import Alternative, DataReport, Plan
 from plans.show import picture, show
 from tests.builders import small_cluster, small_plan
@@ -27,6 +28,18 @@ def test_every_phase_and_switch_is_shown_with_its_numbers(plan: Plan) -> None:
     assert "solved by heuristic: heuristic, objective 1,000.0 ms, bound 750.0 ms, gap 25.00%" in text
     for part in ("weights", "gradients", "home", "activations", "logits", "reserved"):
         assert part in text
+
+
+def test_recompute_is_shown(plan: Plan) -> None:
+    """It is why a phase is a third slower."""
+    rule = MemoryRule(
+        reserved_bytes=0,
+        activation_bytes={"none": {1: 4096.0, 2: 2048.0}, "full": {1: 64.0, 2: 32.0}},
+        logit_bytes=8.0,
+    )
+    phases = (plan.phases[0], plan.phases[1].model_copy(update={"recompute": "full"}))
+    text = printed(plan.model_copy(update={"memory": rule, "phases": phases}))
+    assert "recompute" in text and "full" in text and "none" in text
 
 
 def test_alternatives_and_what_became_of_long_sequences_are_shown(plan: Plan) -> None:

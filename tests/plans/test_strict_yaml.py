@@ -105,10 +105,11 @@ def test_words_stay_words(word: str) -> None:
 
 def test_keys_of_a_mapping_are_checked_too() -> None:
     """activation_bytes has tensor-parallel degrees as keys."""
-    text = "reserved_bytes: 1\nactivation_bytes:\n  1: 2.0\n  two: 3.0\nlogit_bytes: 4.0\n"
-    with pytest.raises(InputError, match=re.escape('r.yaml:4: activation_bytes.two: "two" should be a valid integer')):
+    text = "reserved_bytes: 1\nactivation_bytes:\n  none:\n    1: 2.0\n    two: 3.0\nlogit_bytes: 4.0\n"
+    message = 'r.yaml:5: activation_bytes.none.two: "two" should be a valid integer'
+    with pytest.raises(InputError, match=re.escape(message)):
         parse_record(text, MemoryRule, "r.yaml")
-    assert parse_record(text.replace("two", "2"), MemoryRule, "r.yaml").activation_bytes == {1: 2.0, 2: 3.0}
+    assert parse_record(text.replace("two", "2"), MemoryRule, "r.yaml").activation_bytes == {"none": {1: 2.0, 2: 3.0}}
 
 
 @pytest.mark.parametrize("name", ["missing.yaml", "."])

@@ -24,22 +24,22 @@ def test_every_division_into_equal_replicas_is_looked_at() -> None:
 
 def test_each_refused_strategy_has_its_reason() -> None:
     """A user who misses a strategy is told why, with the nearest legal value."""
-    candidates, refused = find_candidates(pricer("llama-7b", "a800-80g:3x8"), shortest_row=64)
+    candidates, refused = find_candidates(pricer("llama-7b", "a800-80g:3x8"), shortest_row=64, longest=32768)
     reasons = {each.strategy: each.reason for each in refused}
     assert "nearest legal tp is 2" in reasons["dp8tp3"]
     assert {"dp24", "dp12tp2", "dp3tp8", "dp2tp4pp3"} <= {candidate.text for candidate in candidates}
-    assert len(candidates) + len(refused) == len(list(equal_strategies(24)))
+    assert len([c for c in candidates if "cp" not in c.text]) + len(refused) == len(list(equal_strategies(24)))
 
 
 def test_a_tensor_parallel_degree_without_times_is_refused_and_says_so() -> None:
     """The 13B profile has no tp 5, which its 40 heads would allow."""
-    _, refused = find_candidates(pricer("llama-13b", "a800-80g:1x5"), shortest_row=64)
+    _, refused = find_candidates(pricer("llama-13b", "a800-80g:1x5"), shortest_row=64, longest=4096)
     assert any(each.strategy == "tp5" and "no times for tp 5" in each.reason for each in refused)
 
 
 def test_a_strategy_that_holds_no_useful_row_is_refused_for_its_memory() -> None:
     """It would only make plans that cannot run."""
-    candidates, refused = find_candidates(pricer("llama-13b", "a800-80g:1x8"), shortest_row=512)
+    candidates, refused = find_candidates(pricer("llama-13b", "a800-80g:1x8"), shortest_row=512, longest=4096)
     assert "dp8" not in [candidate.text for candidate in candidates]
     assert any(each.strategy == "dp8" and each.reason.startswith("memory: ") for each in refused)
 
@@ -47,14 +47,31 @@ def test_a_strategy_that_holds_no_useful_row_is_refused_for_its_memory() -> None
 def test_the_room_of_a_micro_batch_is_exact_beside_every_home() -> None:
     """One row more would not fit: the limit is neither wasteful nor optimistic."""
     prices = pricer("llama-7b", "a800-80g:1x8")
-    candidates, _ = find_candidates(prices, shortest_row=64)
+    candidates, _ = find_candidates(prices, shortest_row=64, longest=10**6)
     memory_bytes = prices.cluster.memory_bytes
+    assert any("cp" in candidate.text for candidate in candidates)
     for candidate in candidates:
-        tp = candidate.phase.strategy.kinds[0].tp
-        for home, limit in zip(candidates, candidate.max_tokens, strict=True):
-            for tokens, fits in ((limit, True), (limit + tp, False)):
-                ranks = phase_memory(candidate.phase, home.home, (tokens,), prices.memory_rule, prices.precision)
-                assert (max(rank.total for rank in ranks) <= memory_bytes) is fits
+        kind = candidate.phase.strategy.kinds[0]
+        assert list(candidate.max_tokens) == ["none", "selective", "full"]
+        for recompute, limits in candidate.max_tokens.items():
+            for home, limit in zip(candidates, limits, strict=True):
+                for tokens, fits in ((limit, True), (limit + kind.tp * kind.cp, False)):
+                    ranks = phase_memory(
+                        candidate.phase, home.home, (tokens,), prices.memory_rule, prices.precision, recompute
+                    )
+                    assert (max(rank.total for rank in ranks) <= memory_bytes) is fits
+
+
+def test_context_parallelism_is_tried_with_the_largest_tp_of_a_node() -> None:
+    """Two nodes of 8: with tp 8, since tp 16 would leave its node. All strategies would make the search slow."""
+    candidates, _ = find_candidates(pricer("llama-7b", "a800-80g:2x8"), shortest_row=64, longest=4096)
+    assert [c.text for c in candidates if "cp" in c.text] == ["tp8cp2"]
+
+
+def test_context_parallelism_is_tried_with_every_tp_where_memory_asks_for_it() -> None:
+    """A sequence that no other strategy holds."""
+    candidates, _ = find_candidates(pricer("llama-13b", "a800-80g:1x8"), shortest_row=64, longest=10**6)
+    assert {"tp2cp4", "tp2cp2pp2"} <= {c.text for c in candidates}
 
 
 def test_what_is_missing_is_said_with_numbers() -> None:

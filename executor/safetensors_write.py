@@ -1,0 +1,152 @@
+"""Weights into the safetensors files of a Hugging Face folder, box by box and by any number of writers.
+
+Where each element lies follows from the model alone, so that every rank writes its own boxes into place: no tensor is
+ever put together in memory, and none is sent. A file is
+
+    8 bytes: size of the head | head: JSON, filled up with spaces | tensors, one behind the other, row by row
+
+A folder is written as `.NAME.partial` and renamed when it is whole. A tied head is written once, as the embedding.
+"""
+
+import json
+import math
+import os
+import shutil
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from executor.safetensors_read import INDEX_NAME, WEIGHTS_NAME
+from plans.errors import InputError
+from plans.files import write_text
+from plans.huggingface import CONFIG_NAME, config_of
+from plans.layout import Box, every_parameter
+from plans.model import ModelSpec
+
+MAX_FILE_BYTES = 4 * 2**30
+_DTYPES = {torch.bfloat16: "BF16", torch.float32: "F32", torch.float64: "F64"}
+_ALIGNMENT = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a tensor lies."""
+
+    file: str
+    offset: int  # in the file
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    name: str
+    head: bytes
+    num_bytes: int
+
+
+class FolderWriter:
+    """A Hugging Face folder in the making. All writers of one folder are made alike."""
+
+    def __init__(
+        self, folder: Path, model: ModelSpec, dtype: torch.dtype, *, max_file_bytes: int = MAX_FILE_BYTES
+    ) -> None:
+        """Plan the files; nothing is written yet.
+
+        Args:
+            dtype: of the stored weights.
+            max_file_bytes: of the tensors in one file; a larger tensor has a file of its own.
+        Raises:
+            InputError: the folder exists, or no class of transformers is this model.
+        """
+        if dtype not in _DTYPES:
+            raise InputError(f"weights are not written as {dtype}; supported: {', '.join(map(str, _DTYPES))}")
+        if folder.exists():
+            raise InputError(f"{folder}: exists already; name a new folder")
+        self._folder, self._dtype = folder, dtype
+        self._partial = folder.with_name(f".{folder.name}.partial")
+        self._config = config_of(model, str(dtype).removeprefix("torch."))
+        self._files, self._places = _plan_files(model, dtype, max_file_bytes)
+
+    def begin(self) -> None:
+        """Make all files, of full size and with their heads. One writer does it, before the others write."""
+        shutil.rmtree(self._partial, ignore_errors=True)
+        self._partial.mkdir(parents=True)
+        for file in self._files:
+            with (self._partial / file.name).open("xb") as opened:
+                opened.write(file.head)
+                opened.truncate(file.num_bytes)
+
+    def write(self, name: str, box: Box, tensor: Tensor) -> None:
+        """Put a box of a parameter into place, in the number format of the folder."""
+        place = self._places[name]
+        integers, view = _bits(self._dtype)
+        values = tensor.detach().to(device="cpu", dtype=self._dtype).contiguous().view(view).numpy()
+        mapped = np.memmap(
+            self._partial / place.file, dtype=integers, mode="r+", offset=place.offset, shape=place.shape
+        )
+        rows = slice(box.row0, box.row1)
+        if len(place.shape) == 1:
+            mapped[rows] = values
+        else:
+            mapped[rows, box.col0 : box.col1] = values
+        mapped.flush()
+
+    def end(self) -> None:
+        """Write config and index and give the folder its name. One writer does it, when the others are done."""
+        for file in self._files:
+            with (self._partial / file.name).open("rb") as opened:
+                os.fsync(opened.fileno())
+        write_text(self._partial / CONFIG_NAME, json.dumps(self._config, indent=2) + "\n")
+        if len(self._files) > 1:
+            total = sum(math.prod(place.shape) for place in self._places.values()) * self._dtype.itemsize
+            index = {
+                "metadata": {"total_size": total},
+                "weight_map": {name: place.file for name, place in self._places.items()},
+            }
+            write_text(self._partial / INDEX_NAME, json.dumps(index, indent=2) + "\n")
+        self._partial.rename(self._folder)
+
+
+def _plan_files(
+    model: ModelSpec, dtype: torch.dtype, max_file_bytes: int
+) -> tuple[tuple[_File, ...], dict[str, _Place]]:
+    groups = list(_groups(model, dtype.itemsize, max_file_bytes))
+    files, places = [], {}
+    for number, shapes in enumerate(groups, 1):
+        name = WEIGHTS_NAME if len(groups) == 1 else f"model-{number:05d}-of-{len(groups):05d}.safetensors"
+        head: dict[str, object] = {"__metadata__": {"format": "pt"}}
+        ends = [0]
+        for tensor, shape in shapes.items():
+            ends.append(ends[-1] + math.prod(shape) * dtype.itemsize)
+            head[tensor] = {"dtype": _DTYPES[dtype], "shape": list(shape), "data_offsets": ends[-2:]}
+        text = json.dumps(head, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % _ALIGNMENT)
+        first = _ALIGNMENT + len(text)
+        files.append(_File(name, struct.pack("<Q", len(text)) + text, first + ends[-1]))
+        for (tensor, shape), start in zip(shapes.items(), ends, strict=False):
+            places[tensor] = _Place(name, first + start, shape)
+    return tuple(files), places
+
+
+def _groups(model: ModelSpec, itemsize: int, max_file_bytes: int) -> Iterator[dict[str, tuple[int, ...]]]:
+    """Shapes by full parameter name, file by file."""
+    group: dict[str, tuple[int, ...]] = {}
+    size = 0
+    for parameter, layer in every_parameter(model):
+        num_bytes = parameter.rows * parameter.cols * itemsize
+        if group and size + num_bytes > max_file_bytes:
+            yield group
+            group, size = {}, 0
+        group[parameter.full_name(layer)] = (parameter.rows,) if parameter.vector else (parameter.rows, parameter.cols)
+        size += num_bytes
+    yield group
+
+
+def _bits(dtype: torch.dtype) -> tuple[type[np.signedinteger], torch.dtype]:
+    """Integers of the same size: numpy has no bf16."""
+    return {2: (np.int16, torch.int16), 4: (np.int32, torch.int32), 8: (np.int64, torch.int64)}[dtype.itemsize]

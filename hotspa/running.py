@@ -1,0 +1,101 @@
+"""`hotspa run`. Its options are those of `python -m executor`, which also knows what holds where one is not given."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+_EVALUATION, _CHECKPOINTS, _OPTIMIZER = "Evaluation", "Checkpoints", "Optimizer"
+
+
+def run(
+    plan: Annotated[Path, typer.Argument(help="The plan file.")],
+    data: Annotated[list[Path], typer.Option("--data", help="Corpus: as for `hotspa lengths`; may be repeated.")],
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Optimizer steps of the whole run.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for metrics.jsonl and checkpoints.")],
+    tokenizer: Annotated[str | None, typer.Option("--tokenizer", help="`bytes`, or a tokenizer.json.")] = None,
+    field: Annotated[
+        str | None, typer.Option("--field", help="Field of a jsonl line that holds the text; by default `text`.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Of weights and order; by default 0.")] = None,
+    timeout_s: Annotated[
+        float | None, typer.Option("--timeout-s", help="Limit of a wait for another rank; by default 600.")
+    ] = None,
+    threads: Annotated[int | None, typer.Option("--threads", min=1, help="Of a rank; by default 1.")] = None,
+    init_from: Annotated[
+        Path | None, typer.Option("--init-from", help="Hugging Face folder with the initial weights.")
+    ] = None,
+    eval_data: Annotated[
+        list[Path] | None,
+        typer.Option("--eval-data", help="Held-out documents.", rich_help_panel=_EVALUATION),
+    ] = None,
+    eval_every: Annotated[
+        int | None,
+        typer.Option(
+            "--eval-every", min=0, help="Steps in between; by default only after the last.", rich_help_panel=_EVALUATION
+        ),
+    ] = None,
+    checkpoint_every: Annotated[
+        int | None,
+        typer.Option(
+            "--checkpoint-every", min=0, help="Steps in between; by default none.", rich_help_panel=_CHECKPOINTS
+        ),
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            "--resume",
+            help="Go on from a checkpoint, or the newest of a run's folder, which may be --out.",
+            rich_help_panel=_CHECKPOINTS,
+        ),
+    ] = None,
+    lr: Annotated[float | None, typer.Option("--lr", help="Peak; by default 3e-4.", rich_help_panel=_OPTIMIZER)] = None,
+    min_lr: Annotated[
+        float | None, typer.Option("--min-lr", help="Where the schedule leads.", rich_help_panel=_OPTIMIZER)
+    ] = None,
+    lr_schedule: Annotated[
+        str | None,
+        typer.Option("--lr-schedule", help="constant, linear or cosine.", rich_help_panel=_OPTIMIZER),
+    ] = None,
+    warmup_steps: Annotated[
+        int | None, typer.Option("--warmup-steps", help="Linear, to the peak.", rich_help_panel=_OPTIMIZER)
+    ] = None,
+    weight_decay: Annotated[
+        float | None,
+        typer.Option("--weight-decay", help="Of matrices; by default 0.1.", rich_help_panel=_OPTIMIZER),
+    ] = None,
+    beta1: Annotated[float | None, typer.Option("--beta1", help="By default 0.9.", rich_help_panel=_OPTIMIZER)] = None,
+    beta2: Annotated[float | None, typer.Option("--beta2", help="By default 0.95.", rich_help_panel=_OPTIMIZER)] = None,
+    eps: Annotated[float | None, typer.Option("--eps", help="By default 1e-8.", rich_help_panel=_OPTIMIZER)] = None,
+    clip: Annotated[
+        float | None,
+        typer.Option("--clip", help="Largest gradient norm; by default 1.", rich_help_panel=_OPTIMIZER),
+    ] = None,
+) -> None:
+    """Train on this machine under a plan: one local rank per rank of the plan, through torchrun."""
+    from hotspa.launch import launch
+
+    given = {
+        "--tokenizer": tokenizer,
+        "--field": field,
+        "--seed": seed,
+        "--timeout-s": timeout_s,
+        "--threads": threads,
+        "--init-from": init_from,
+        "--eval-every": eval_every,
+        "--checkpoint-every": checkpoint_every,
+        "--resume": resume,
+        "--lr": lr,
+        "--min-lr": min_lr,
+        "--lr-schedule": lr_schedule,
+        "--warmup-steps": warmup_steps,
+        "--weight-decay": weight_decay,
+        "--beta1": beta1,
+        "--beta2": beta2,
+        "--eps": eps,
+        "--clip": clip,
+    }
+    options = [word for name, value in given.items() if value is not None for word in (name, str(value))]
+    for source in eval_data or ():
+        options += ["--eval-data", str(source)]
+    raise typer.Exit(launch(plan, data, steps, out, options))
