@@ -1,7 +1,7 @@
 """How long a micro_batch may be. The bytes themselves are on the ground floor, in plans.memory."""
 
 from plans.layout import Layout
-from plans.memory import MemoryRule, activation_bytes_per_token, phase_memory
+from plans.memory import MemoryRule, activation_bytes_per_token, logit_bytes_per_token, phase_memory
 from plans.model import Precision
 
 
@@ -19,7 +19,7 @@ def max_micro_batch_tokens(
         kind = kinds[place.kind]
         row_bytes = kind.tp * activation_bytes_per_token(phase, place.kind, place.stage, rule)
         if place.stage == kind.pp - 1:
-            row_bytes += kind.tp * -(-phase.model.vocab_size // kind.tp) * rule.logit_bytes
+            row_bytes += kind.tp * logit_bytes_per_token(phase, place.kind, rule)
         if row_bytes:
             rows[place.kind] = min(rows[place.kind], int((memory_bytes - rank.total) // row_bytes) + 1)
     # One row more than the quotient, since activations and logits are rounded to whole bytes; then down to what fits.

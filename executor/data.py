@@ -2,7 +2,7 @@
 
 The order is a function of (seed, epoch): a permutation of the corpus, one epoch after the other, cut into
 mini_batches. It knows nothing of phases, strategies or ranks, so the same documents make up step k under every plan.
-All ranks know all lengths; tokens are read only by those that need them.
+All ranks hold the corpus, in its narrowest integers; only the stages that need tokens make tensors of them.
 """
 
 from collections.abc import Sequence

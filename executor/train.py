@@ -5,6 +5,7 @@ read and judge the plan, open the corpus  ─►  roll call of all ranks  ─►
 
 import hashlib
 import logging
+import math
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -20,6 +21,7 @@ from executor.data import MiniBatches
 from executor.home import OptimizerOptions
 from executor.roll_call import call_the_roll
 from executor.step import Engine
+from executor.waits import waiting
 from plans.check import require_sound
 from plans.corpus import open_corpus
 from plans.errors import InputError
@@ -53,7 +55,7 @@ class RunOptions:
     """Limit of every wait for another rank; more than a rank computes between two messages."""
 
     def __post_init__(self) -> None:
-        if self.steps < 1 or self.seed < 0 or self.timeout_s <= 0:
+        if self.steps < 1 or self.seed < 0 or not 0 < self.timeout_s < math.inf:
             raise InputError(
                 f"--steps {self.steps}, --seed {self.seed}, --timeout-s {self.timeout_s}: "
                 "the least legal values are 1, 0 and above 0"
@@ -87,7 +89,8 @@ def train(options: RunOptions) -> None:
     device, backend = _device()
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     _run(options, inputs, rank, device)
-    dist.barrier()  # nobody closes its connections while another may still read from them
+    with waiting("the last step of all ranks"):
+        dist.barrier()  # nobody closes its connections while another may still read from them
     dist.destroy_process_group()
 
 
@@ -100,6 +103,10 @@ def _read(options: RunOptions, rank: int, world_size: int) -> _Inputs:
             f"{options.plan}: the plan is for {plan.cluster.num_ranks} ranks, this run has {world_size}; "
             f"start {plan.cluster.nodes} x --nproc-per-node {plan.cluster.ranks_per_node}, or solve for this machine"
         )
+    if any(kind.cp > 1 for layout in plan.layouts for kind in layout.strategy.kinds):
+        raise InputError(f"{options.plan}: context parallelism (cp > 1) can be planned but not run yet; use cp 1")
+    if options.out.exists() and not options.out.is_dir():
+        raise InputError(f"--out {options.out}: is a file; name a folder")
     if rank == 0 and (options.out / METRICS).exists():
         raise InputError(f"--out {options.out}: {METRICS} of another run is there; choose another folder or remove it")
     corpus = open_corpus(options.data, options.tokenizer, options.text_field)
@@ -140,9 +147,14 @@ def _run(options: RunOptions, inputs: _Inputs, rank: int, device: torch.device) 
         if rank == 0:
             _introduce(plan, mini_batches)
             metrics = stack.enter_context((options.out / METRICS).open("x", encoding="utf-8"))
-        dist.barrier()  # from here on the ranks' clocks count alike
+        with waiting("the first step of all ranks"):
+            dist.barrier()  # from here on the ranks' clocks count alike
         for step in range(1, options.steps + 1):
-            record = engine.step(step, mini_batches.step(step), mini_batches.tokens)
+            try:
+                record = engine.step(step, mini_batches.step(step), mini_batches.tokens)
+            except Exception as error:
+                error.add_note(f"rank {rank}, step {step}")
+                raise
             if metrics is not None:
                 log.info(record.text(options.steps))
                 metrics.write(record.json_line())

@@ -49,12 +49,16 @@ def profile(
     output: Annotated[Path, typer.Option("-o", "--output", help="The profile file to write.")],
     precision: PrecisionName = "fp32",
     name: Annotated[str | None, typer.Option("--name", help="Name of the profile; the file's stem by default.")] = None,
+    records: Annotated[Path | None, typer.Option("--records", help="Keep the raw measurements here, as jsonl.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure this machine: layers, ends, links, copies, optimizer; fit a profile."""
     from hotspa.measuring import measure_profile
 
-    measure_profile(model, nproc, output, precision, name or output.stem, as_json=as_json)
+    for option, path in (("-o", output), ("--records", records)):
+        if path is not None:
+            _require_folder(option, path)
+    measure_profile(model, nproc, output, precision, name or output.stem, records, as_json=as_json)
 
 
 @app.command(epilog="Example: hotspa lengths corpus.jsonl src/ -o lengths.txt.gz")
@@ -107,6 +111,7 @@ def solve(
     from solver.compare import planner_report
     from solver.planner import solve as find_plan
 
+    _require_folder("-o", output)
     problem = _problem(model, cluster, profile, lengths, sequences, max_len, seed, overlong, precision, buckets)
     with progress("pricing and solving") as step:
         solution = find_plan(
@@ -150,6 +155,12 @@ def compare(
     from solver.backend import Backend
     from solver.compare import compare as compare_planners
 
+    if figure is not None:
+        _require_folder("--figure", figure)
+        if figure.suffix not in (".svg", ".png", ".pdf"):
+            raise InputError(f"--figure {figure}: the name must end in .svg, .png or .pdf")
+    if json_file is not None and str(json_file) != "-":
+        _require_folder("--json", json_file)
     problem = _problem(model, cluster, profile, lengths, sequences, max_len, seed, overlong, precision, buckets)
     with progress("pricing and solving") as step:
         report = compare_planners(
@@ -174,12 +185,14 @@ def check(
     plan: Annotated[Path, typer.Argument(help="The plan file.")],
     profile: Annotated[str | None, typer.Option("--profile", help="Price the plan again with this profile.")] = None,
     lengths: Annotated[str | None, typer.Option("--lengths", help="... on mini-batches of these lengths.")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="Refuse a plan for another model than this.")] = None,
+    cluster: Annotated[str | None, typer.Option("--cluster", help="Refuse a plan for another cluster.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Judge a plan file: intervals, layouts, memory, switches; reprice it when profile and lengths are given."""
     from hotspa.checking import check_plan
 
-    check_plan(plan, profile, lengths, as_json=as_json)
+    check_plan(plan, profile, lengths, model, cluster, as_json=as_json)
 
 
 @app.command(epilog="Example: hotspa show plan.yaml")
@@ -203,14 +216,32 @@ def run(
     out: Annotated[Path, typer.Option("--out", help="Folder for metrics.jsonl.")],
     tokenizer: Tokenizer = "bytes",
     field: TextField = "text",
-    seed: Seed = 0,
-    lr: Annotated[float, typer.Option("--lr", min=0.0, help="Learning rate.")] = 3e-4,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of initial weights and the order of documents.")] = 0,
+    lr: Annotated[float, typer.Option("--lr", help="Peak learning rate, above 0.")] = 3e-4,
+    warmup_steps: Annotated[int, typer.Option("--warmup-steps", min=0, help="Steps of linear warm-up.")] = 0,
+    weight_decay: Annotated[float, typer.Option("--weight-decay", min=0.0, help="Of matrices, decoupled.")] = 0.1,
+    clip: Annotated[float, typer.Option("--clip", help="Largest gradient norm, above 0.")] = 1.0,
+    timeout_s: Annotated[float, typer.Option("--timeout-s", help="Limit of a wait for another rank, seconds.")] = 600.0,
+    threads: Annotated[int, typer.Option("--threads", min=1, help="Threads of a rank.")] = 1,
 ) -> None:
     """Train on this machine under a plan: one local rank per rank of the plan, through torchrun."""
     from hotspa.launch import launch
 
-    options = ["--tokenizer", tokenizer, "--field", field, "--seed", str(seed), "--lr", str(lr)]
-    raise typer.Exit(launch(plan, data, steps, out, options))
+    for option, value in (("--lr", lr), ("--clip", clip), ("--timeout-s", timeout_s)):
+        if not value > 0:
+            raise InputError(f"{option} {value}: must be above 0")
+    options = {
+        "--tokenizer": tokenizer,
+        "--field": field,
+        "--seed": seed,
+        "--lr": lr,
+        "--warmup-steps": warmup_steps,
+        "--weight-decay": weight_decay,
+        "--clip": clip,
+        "--timeout-s": timeout_s,
+        "--threads": threads,
+    }
+    raise typer.Exit(launch(plan, data, steps, out, [str(word) for pair in options.items() for word in pair]))
 
 
 @app.command(epilog="Example: hotspa doctor")
@@ -245,6 +276,12 @@ def _problem(
     )
 
 
+def _require_folder(option: str, path: Path) -> None:
+    """Before the work, not after it."""
+    if not path.resolve().parent.is_dir():
+        raise InputError(f"{option} {path}: the folder {path.parent} does not exist")
+
+
 def _choice(option: str, value: str, legal: tuple[str, ...]) -> Any:
     if value not in legal:
         raise InputError(f"{option} {value}: not one of {', '.join(legal)}")
@@ -256,6 +293,6 @@ def main() -> NoReturn:
     try:
         app()
     except InputError as error:
-        print(f"hotspa: {error}", file=sys.stderr)
+        print(f"hotspa: {' '.join(str(error).splitlines())}", file=sys.stderr)
         sys.exit(2)
     sys.exit(0)

@@ -31,6 +31,7 @@ NUM_BYTES = 256
 _TEXT_SUFFIXES = (".py", ".txt", ".md")
 _PASSED_FOLDERS = {"__pycache__", "site-packages", "dist-packages"}
 _DOCUMENTS_AT_ONCE = 256  # given to the tokenizer together; it uses every core
+_LARGEST_VOCABULARY = 2**31  # ids below it are digested as 4 bytes
 _TOKENS_AT_ONCE = 2**22  # hashed or searched together, so that a mapped file stays on disk
 
 Ids = npt.NDArray[np.integer]
@@ -94,7 +95,7 @@ class _Encoder:
 
     def __init__(self, tokenizer: str) -> None:
         self._tokenizer = None if tokenizer == BYTES else _load_tokenizer(tokenizer)
-        self.vocab_size = self._tokenizer.get_vocab_size() if self._tokenizer else 0
+        self.vocab_size = 1 + max(self._tokenizer.get_vocab().values(), default=-1) if self._tokenizer else 0
 
     def encode(self, texts: list[bytes]) -> Iterator[Piece]:
         """Ids of documents, which come as UTF-8; bytes that are not are read as U+FFFD, or as themselves."""
@@ -117,6 +118,10 @@ class _Encoder:
             low, high = int(part.min()), int(part.max())
             if low < 0:
                 raise InputError(f"{place}: the id {low} is negative")
+            if high >= _LARGEST_VOCABULARY:
+                raise InputError(
+                    f"{place}: the id {high} is more than any vocabulary has; at most {_LARGEST_VOCABULARY - 1}"
+                )
             if self._tokenizer is None:
                 self.vocab_size = max(self.vocab_size, high + 1)
             elif high >= self.vocab_size:
@@ -126,16 +131,19 @@ class _Encoder:
 def _load_tokenizer(path: str) -> "Tokenizer":
     from tokenizers import Tokenizer
 
-    if not Path(path).is_file():
+    if not os.path.isfile(path):  # False, too, for a name that no file can have
         raise InputError(f"{path}: no tokenizer; write {BYTES!r} or the path of a tokenizer.json")
     try:
-        return Tokenizer.from_file(path)
+        tokenizer = Tokenizer.from_file(path)
     except Exception as error:  # the library raises nothing narrower
         raise InputError(f"{path}: not a tokenizer.json: {error}") from None
+    tokenizer.no_truncation()  # saved with some tokenizers; no token is dropped or added here
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def _pieces(source: Path, encoder: _Encoder, field: str) -> Iterator[Piece]:
-    if source.is_dir():
+    if os.path.isdir(source):
         files = list(text_files(source))
         if not files:
             raise InputError(f"{source}: holds no {', '.join(_TEXT_SUFFIXES)} files")
@@ -168,7 +176,7 @@ def _json_documents(path: Path, encoder: _Encoder, field: str) -> Iterator[Piece
         text, listed = row.get(field), row.get("input_ids")
         if isinstance(text, str):
             texts.append(text.encode(errors="surrogatepass"))
-        elif isinstance(listed, list) and all(type(item) is int and abs(item) < 2**31 for item in listed):
+        elif isinstance(listed, list) and all(type(item) is int and abs(item) < _LARGEST_VOCABULARY for item in listed):
             yield from _encoded(iter(texts), encoder)  # what came before keeps its place
             texts = []
             ids = np.array(listed, dtype=np.int64)

@@ -4,7 +4,7 @@ Only what the executor computes exactly is read; a model with anything else is r
 """
 
 import json
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from plans.errors import InputError
 from plans.files import read_text
@@ -26,18 +26,19 @@ _FIELDS: dict[str, tuple[str, object]] = {
     "rope_theta": ("rope_theta", 10000.0),
     "norm_eps": ("rms_norm_eps", 1e-6),
 }
+_ROTARY = ("rope_parameters", "rope_scaling")  # the former since transformers 5, with theta inside
 # Their key -> the values under which the model is the one that we compute.
 _PLAIN: dict[str, tuple[object, ...]] = {
     "tie_word_embeddings": (False, None),
     "sliding_window": (None,),
     "use_sliding_window": (False, None),
-    "rope_scaling": (None,),
     "partial_rotary_factor": (1, None),
     "attention_bias": (False, None),
     "mlp_bias": (False, None),
     "hidden_act": ("silu", "swish", None),
     "attention_dropout": (0, None),
     "quantization_config": (None,),
+    "auto_map": (None,),
 }
 
 
@@ -49,12 +50,18 @@ def read_config(path: Path) -> ModelSpec:
     """
     text = read_text(path)
     try:
-        config = json.loads(text)
+        config = json.loads(text, object_pairs_hook=lambda pairs: _once(pairs, text, path))
     except json.JSONDecodeError as error:
         raise InputError(f"{path}:{error.lineno}: not JSON: {error.msg}") from None
+    except InputError:
+        raise
+    except ValueError as error:  # a number of thousands of digits
+        raise InputError(f"{path}:1: not JSON: {error}") from None
+    except RecursionError:
+        raise InputError(f"{path}:1: nested too deeply") from None
     if not isinstance(config, dict):
         raise InputError(f"{path}:1: not the configuration of a model")
-    config = _flat_rope(config)
+    config = _flat_rope(config, text, path)
     _refuse_unsupported(config, text, path)
     values: dict[str, object] = {"name": _name(config, path)}
     lines: Lines = {(): 1}
@@ -74,14 +81,38 @@ def read_config(path: Path) -> ModelSpec:
     return model
 
 
-def _flat_rope(config: dict[str, object]) -> dict[str, object]:
-    """transformers 5 moved rotary settings into `rope_parameters`; this moves them back."""
-    inner = config.get("rope_parameters")
-    if not isinstance(inner, dict):
-        return config
-    scaled = inner.get("rope_type", "default") != "default"
-    theta = inner.get("rope_theta", config.get("rope_theta"))
-    return {**config, "rope_theta": theta, "rope_scaling": inner if scaled else config.get("rope_scaling")}
+def _once(pairs: list[tuple[str, object]], text: str, path: Path) -> dict[str, object]:
+    """An object of the file, whose keys stand there once."""
+    found: dict[str, object] = {}
+    for key, value in pairs:
+        if key in found:
+            line = text.count("\n", 0, max(text.rfind(json.dumps(key)), 0)) + 1
+            raise InputError(f"{path}:{line}: {json.dumps(key)} stands in one object a second time")
+        found[key] = value
+    return found
+
+
+def _flat_rope(config: dict[str, object], text: str, path: Path) -> dict[str, object]:
+    """The same without rotary settings in an object of their own: plain ones move out of it, others are refused."""
+    flat = {key: value for key, value in config.items() if key not in _ROTARY}
+    for outer in _ROTARY:
+        inner = config.get(outer)
+        if inner is None:
+            continue
+        place = f"{path}:{_line(text, outer)}: {outer}"
+        if not isinstance(inner, dict):
+            raise InputError(f"{place} {json.dumps(inner)} is not supported; supported: null")
+        for key, value in inner.items():
+            plain = {"rope_type": ("default",), "type": ("default",), "partial_rotary_factor": (1, None)}.get(key)
+            if plain is None and key != "rope_theta":
+                raise InputError(f"{place}.{key} {json.dumps(value)} is not supported")
+            if plain is not None and value not in plain:
+                raise InputError(
+                    f"{place}.{key} {json.dumps(value)} is not supported; supported: {json.dumps(plain[0])}"
+                )
+        if inner.get("rope_theta") is not None:
+            flat["rope_theta"] = inner["rope_theta"]
+    return flat
 
 
 def _refuse_unsupported(config: dict[str, object], text: str, path: Path) -> None:
@@ -99,9 +130,10 @@ def _refuse_unsupported(config: dict[str, object], text: str, path: Path) -> Non
 
 
 def _name(config: dict[str, object], path: Path) -> str:
-    """The checkpoint's own name, else that of its folder."""
+    """The last part of the checkpoint's own name, else that of its folder."""
     name = config.get("_name_or_path")
-    return name if isinstance(name, str) and name else path.resolve().parent.name or "model"
+    last = PurePosixPath(name).name if isinstance(name, str) else ""
+    return last or path.resolve().parent.name or "model"
 
 
 def _line(text: str, key: str) -> int:

@@ -11,7 +11,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from plans.errors import InputError
-from plans.record import Record
+from plans.record import MOST, Record
 
 Split = Literal["rows", "cols", "none"]
 Place = Literal["first", "layer", "last"]
@@ -54,12 +54,12 @@ class ModelSpec(Record):
     """A decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU, untied head."""
 
     name: str = Field(min_length=1)
-    num_layers: int = Field(ge=1)
-    hidden_size: int = Field(ge=1)
-    ffn_size: int = Field(ge=1)
-    num_heads: int = Field(ge=1)
-    num_kv_heads: int = Field(ge=1)
-    vocab_size: int = Field(ge=2)
+    num_layers: int = Field(ge=1, le=2**16)
+    hidden_size: int = Field(ge=1, lt=MOST)
+    ffn_size: int = Field(ge=1, lt=MOST)
+    num_heads: int = Field(ge=1, lt=MOST)
+    num_kv_heads: int = Field(ge=1, lt=MOST)
+    vocab_size: int = Field(ge=2, lt=MOST)
     rope_theta: float = Field(default=10000.0, gt=0)
     norm_eps: float = Field(default=1e-5, gt=0)
 

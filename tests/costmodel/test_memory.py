@@ -11,7 +11,7 @@ from plans.model import Precision
 from plans.strategy import Strategy
 from tests.costmodel.made_profiles import made_model
 
-STRATEGIES = ("dp4", "tp4", "pp4", "dp2tp2", "tp2pp2", "1xtp2+2xtp1", "1xtp2+1xpp2")
+STRATEGIES = ("dp4", "tp4", "pp4", "cp4", "tp2cp2", "dp2tp2", "tp2pp2", "1xtp2+2xtp1", "1xtp2+1xpp2")
 
 
 @given(
