@@ -14,6 +14,7 @@ each from the last stage to the first, meets every action after all that it wait
                                             0F/0B  0F0  0F1 0B0  0F2 0B1      0B2
 """
 
+import math
 from collections.abc import Sequence
 
 Seconds = Sequence[Sequence[float]]
@@ -30,7 +31,7 @@ def makespan_s(forward_s: Seconds, backward_s: Seconds, send_s: Seconds) -> floa
     num_stages, num_micro_batches = len(forward_s), len(forward_s[0])
     last = num_stages - 1
     if last == 0:
-        return sum(forward_s[0]) + sum(backward_s[0])
+        return math.fsum(forward_s[0]) + math.fsum(backward_s[0])
     free = [0.0] * num_stages  # when the stage's last action so far ends
     sent = [0.0] * num_stages  # when the stage's last forward pass so far ends
     for k in range(-last, num_micro_batches):

@@ -1,5 +1,6 @@
 """Prices: what a phase, a switch, and a whole plan take on a machine with a profile."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -134,12 +135,13 @@ class Pricer:
         if not mini_batches:
             raise InputError("no mini_batches to price a phase with; sample at least 1")
         counts = [kind.count for kind in layout.strategy.kinds]
-        total = 0.0
+        times = []
         for mini_batch in mini_batches:
             lengths = [int(n) for n in mini_batch if min_len <= n <= max_len]
             if lengths:
-                total += self.phase_time_s(layout, pack(lengths, counts, rules), lengths, recompute)
-        return total / len(mini_batches)
+                packed = pack(lengths, counts, rules)
+                times.append(self.phase_time_s(layout, packed, lengths, recompute))
+        return math.fsum(times) / len(mini_batches)
 
     def work_bound_s(self, layout: Layout, lengths: Lengths, max_tokens: Sequence[int] | None = None) -> float:
         """A time that no dealing and packing of these sequences can beat; tighter with the kinds' max_tokens."""
@@ -247,7 +249,7 @@ def price_plan(plan: Plan, profile: Profile, mini_batches: Sequence[Lengths]) ->
             "phases": phases,
             "switches": switches,
             "optimizer_s": optimizer_s,
-            "step_time_s": sum(p.time_s for p in phases) + sum(s.time_s for s in switches) + optimizer_s,
+            "step_time_s": math.fsum([*(p.time_s for p in phases), *(s.time_s for s in switches), optimizer_s]),
         }
     )
 

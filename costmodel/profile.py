@@ -11,6 +11,7 @@ it that `selective` tells, all but the collectives and the products behind atten
 
 import hashlib
 import json
+import os
 from importlib import resources
 from pathlib import Path
 from typing import Literal, Self
@@ -21,7 +22,7 @@ from plans.cluster import Link
 from plans.errors import InputError
 from plans.memory import MemoryRule
 from plans.model import ModelSpec, Precision, Recompute
-from plans.record import Record
+from plans.record import Degree, Record, Version1
 from plans.strict_yaml import parse_record, read_record
 
 Label = Literal["measured", "estimated"]
@@ -125,18 +126,16 @@ class ModelProfile(Record):
     name: str = Field(min_length=1)
     shape: Shape
     precision: Precision
-    layer: dict[int, Passes] = Field(min_length=1)  # of one decoder layer
-    embedding: dict[int, Passes]
-    head: dict[int, Passes]  # final norm, head and loss
-    selective: dict[int, Coefficients] = Field(default_factory=dict)  # what it repeats of a layer; {}: unknown
+    layer: dict[Degree, Passes] = Field(min_length=1)  # of one decoder layer
+    embedding: dict[Degree, Passes]
+    head: dict[Degree, Passes]  # final norm, head and loss
+    selective: dict[Degree, Coefficients] = Field(default_factory=dict)  # what it repeats of a layer; {}: unknown
     memory: MemoryRule
     residuals: tuple[Residual, ...] = ()
 
     @field_validator("layer", "embedding", "head")
     @classmethod
     def _in_order(cls, by_tp: dict[int, Passes]) -> dict[int, Passes]:
-        if any(tp < 1 for tp in by_tp):
-            raise InputError(f"tp is at least 1, got {min(by_tp)}")
         return dict(sorted(by_tp.items()))
 
     @model_validator(mode="after")
@@ -211,7 +210,7 @@ class Links(Record):
 class Profile(Record):
     """A machine's costs."""
 
-    hotspa_profile: Literal[1]
+    hotspa_profile: Version1
     name: str = Field(min_length=1)
     label: Label  # measured: the layer times are; estimated: they are derived from other figures
     provenance: Provenance
@@ -267,6 +266,6 @@ def load_profile(name_or_path: str | Path) -> Profile:
     name = str(name_or_path)
     if name in shipped_profiles():
         return parse_record((_SHIPPED / f"{name}.yaml").read_text(encoding="utf-8"), Profile, f"{name}.yaml")
-    if not Path(name).exists():
+    if not os.path.exists(name):  # False, too, for a name that no file can have
         raise InputError(f"{name}: no such file, and no shipped profile; shipped: {', '.join(shipped_profiles())}")
     return read_record(name, Profile)

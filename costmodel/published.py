@@ -26,10 +26,11 @@ from costmodel.profile import (
     Residual,
     Shape,
 )
+from plans.files import write_text
 from plans.memory import MemoryRule
 from plans.model import Precision, Recompute
 from plans.record import Record
-from plans.strict_yaml import read_record, record_text, write_text
+from plans.strict_yaml import read_record, record_text
 
 SOURCE = Path(__file__).parent / "sources" / "hetu-a800-80g.yaml"
 TARGET = Path(__file__).parent / "profiles" / "a800-80g.yaml"

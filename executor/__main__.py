@@ -1,8 +1,11 @@
 """`torchrun --nproc-per-node N -m executor PLAN --data DATA --steps N --out DIR`: one rank of a training run."""
 
 import argparse
+import contextlib
+import ctypes
 import logging
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -23,16 +26,22 @@ _HERE = object()  # of --resume without a folder
 
 
 def main() -> None:
-    """Input that cannot be used ends the process with one line and exit code 2, anything else with exit code 1."""
+    """Input that cannot be used ends the process with one line and exit code 2, anything else with exit code 1.
+
+    torchrun itself ends with 1 whatever its processes end with; `hotspa run` passes the code on.
+    """
     arguments = _parser().parse_args()
     rank = int(os.environ.get("RANK", "0"))
-    torch.set_num_threads(arguments.threads)
+    _end_with_parent()
     logging.basicConfig(
         level=logging.INFO if rank == 0 else logging.WARNING,
         format="%(message)s" if rank == 0 else f"rank {rank}: %(message)s",
         stream=sys.stdout,
     )
     try:
+        if arguments.threads < 1:
+            raise InputError(f"--threads {arguments.threads}: the least legal value is 1")
+        torch.set_num_threads(arguments.threads)
         train(_options(arguments))
     except InputError as error:
         if rank:
@@ -41,8 +50,16 @@ def main() -> None:
             print(f"executor: {error}", file=sys.stderr, flush=True)
         sys.exit(2)
     except (WaitError, CheckpointError) as error:
-        print(f"executor: {error}", file=sys.stderr, flush=True)
+        notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+        print(f"executor: {error}{notes}", file=sys.stderr, flush=True)
         raise
+
+
+def _end_with_parent() -> None:
+    """Ask Linux to end this rank when its launcher dies without a word: nobody else would."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,6 +1,6 @@
 """What one rank holds of the model: one storage of weights, one of partial gradients, whatever the layout.
 
-Every strategy computes on views of these tensors. A change of layout replaces the tensors whose box changes and
+Every strategy computes on these tensors. A change of layout replaces the tensors whose box changes and
 leaves the others alone, so that entering a layout copies nothing that stays.
 
 Partial gradients are sums over everything that the rank has run since the layout of home was left; they are never

@@ -21,7 +21,9 @@ _CURVES = ("loss", "eval_loss", "grad_norm", "lr", "tokens_per_s", "mfu", "memor
 
 
 def require_free(out: Path) -> None:
-    """Raises InputError: there are metrics of a run that this one does not continue."""
+    """Raises InputError: no folder, or there are metrics of a run that this one does not continue."""
+    if out.exists() and not out.is_dir():
+        raise InputError(f"--out {out}: is a file; name a folder")
     if (out / METRICS).exists():
         raise InputError(
             f"--out {out}: {METRICS} of another run is there; choose another folder or remove it, or go on with it: "

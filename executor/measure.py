@@ -173,9 +173,9 @@ class _Bench:
 
     def _copy(self, num_bytes: int) -> Iterator[Measurement]:
         old = torch.zeros(num_bytes, dtype=torch.uint8, device=self._device)
-        staging = torch.zeros_like(old)
 
-        def pack_and_unpack() -> None:  # as in a switch: the buffer is there already, the new tensor is not
+        def pack_and_unpack() -> None:  # as in a switch: neither the buffer nor the new tensor is there before
+            staging = torch.empty_like(old)
             staging.copy_(old)
             torch.empty_like(old).copy_(staging)
 

@@ -8,11 +8,13 @@ R ranks, P parts of a step, S switches.
 """
 
 import json
+import math
 import resource
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -86,19 +88,30 @@ class StepRecord:
     eval_s: float | None = None
 
     def json_line(self) -> str:
-        return json.dumps(asdict(self)) + "\n"
+        """A line of metrics.jsonl. JSON has no infinity: numbers that are not finite are null."""
+        return json.dumps(_finite(asdict(self)), allow_nan=False) + "\n"
 
     def text(self, num_steps: int) -> str:
         """For people."""
         mfu = "N/A" if self.mfu is None else f"{self.mfu:.2%}"
         evaluated = "" if self.eval_loss is None else f"  eval_loss: {self.eval_loss:8.4f}"
+        phases = "  ".join(f"{phase.strategy}: {phase.time_s:.3f}" for phase in self.phases)
         return (
             f"step: {self.step:{len(str(num_steps))}}  loss: {self.loss:8.4f}  grad_norm: {self.grad_norm:8.4f}  "
             f"memory: {self.memory_bytes / 2**30:5.2f}GiB  tps: {self.tokens_per_s:,.0f}  "
             f"tflops: {self.flops_per_s / 1e12:,.3g}  mfu: {mfu}  lr: {self.lr:.2e}  "
             f"step_s: {self.step_s:.3f} (predicted {self.predicted_s:.3f})  "
-            f"switch: {self.switch_s / self.step_s:.1%}{evaluated}"
+            f"{phases}  switch: {self.switch_s:.3f} ({self.switch_s / self.step_s:.1%}, "
+            f"{self.switch_bytes / 2**20:,.1f} MiB){evaluated}"
         )
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class Clock:

@@ -1,5 +1,6 @@
 """What a training run is told besides its plan."""
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -42,7 +43,7 @@ class RunOptions:
     """Limit of every wait for another rank; more than a rank computes between two messages, or writes."""
 
     def __post_init__(self) -> None:
-        if self.steps < 1 or self.seed < 0 or self.timeout_s <= 0:
+        if self.steps < 1 or self.seed < 0 or not 0 < self.timeout_s < math.inf:
             raise InputError(
                 f"--steps {self.steps}, --seed {self.seed}, --timeout-s {self.timeout_s}: "
                 "the least legal values are 1, 0 and above 0"

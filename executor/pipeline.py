@@ -121,6 +121,9 @@ class Pipeline:
                 made = run.forward(action, arrived) if action.kind == "F" else run.backward(action, arrived)
             except WaitError as error:
                 raise WaitError(f"{error} (phase {self.phase}, action {action})") from error
+            except Exception as error:
+                error.add_note(f"rank {dist.get_rank()}, phase {self.phase}, action {action}")
+                raise
             arrived = mail.exchange(action, made, following) if mail else None
         if mail:
             mail.finish()

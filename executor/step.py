@@ -30,9 +30,9 @@ from executor.home import Home, square_sum
 from executor.metrics import Clock, PartTimes, PhaseRecord, StepRecord, SwitchRecord, gather_rows, peak_memory_bytes
 from executor.optimizer import OptimizerOptions
 from executor.pipeline import Pipeline
+from executor.roads import roads
 from executor.switch import Switcher
 from executor.whole import whole_weights
-from plans.layout import Layout
 from plans.packing import pack
 from plans.plan import Plan
 
@@ -112,8 +112,9 @@ class Engine:
             for phase, layout in zip(plan.phases, plan.layouts, strict=True)
         )
         self._switcher = Switcher(plan.precision, plan.cluster.ranks_per_node, plan.staging_bytes, device)
-        for source, target in pairwise(plan.route_layouts):
-            self._switcher.prepare(source, target)
+        self._roads = roads(plan)
+        for source, target in sorted({leg for road in self._roads.values() for leg in pairwise(road)}):
+            self._switcher.prepare(plan.route_layouts[source], plan.route_layouts[target])
         self._backbone = Backbone()
         self.home = Home(plan.home_layout, self._rank, plan.precision, seed, options, device)
 
@@ -137,7 +138,6 @@ class Engine:
         measured = peak_memory_bytes(self._device), self._peak_flops_per_s or 0.0
         row = (done.loss, square_sum(done.home.gradients), *measured, *done.sent_bytes, *done.clock.ends_s)
         rows_RN = gather_rows(row)
-        done.clock.mark()
         norm = math.sqrt(float(rows_RN[:, 1].sum()))
         updated = mini_batch.num_targets > 0 and math.isfinite(norm)
         if updated:
@@ -162,13 +162,13 @@ class Engine:
         sent_bytes = []
         loss = 0.0
         held = self.home.holding()
-        for source, target in pairwise(self._route(work)):
+        for ends, part in zip(pairwise(self._nodes(work)), (*work, None), strict=True):
             before = sum(self._switcher.sent_bytes.values())
-            held = self._switcher.run(source, target, held)
+            for source, target in pairwise(self._roads[ends]):
+                held = self._switcher.run(self._plan.route_layouts[source], self._plan.route_layouts[target], held)
             sent_bytes.append(sum(self._switcher.sent_bytes.values()) - before)
             clock.mark()
-            if not target.home:
-                part = work[len(sent_bytes) - 1]
+            if part is not None:
                 self._backbone.adopt(held)
                 pipeline = self._pipelines[part.phase]
                 rows = tuple(_placed(row, self._device) for row in part.micro_batches)
@@ -227,10 +227,9 @@ class Engine:
     def _intervals(self) -> list[tuple[int, int]]:
         return [(phase.min_len, phase.max_len) for phase in self._plan.phases]
 
-    def _route(self, work: tuple[_Work, ...]) -> tuple[Layout, ...]:
-        """Home, every phase that has sequences, home."""
-        layouts = (self._plan.layouts[part.phase] for part in work)
-        return (self._plan.home_layout, *layouts, self._plan.home_layout)
+    def _nodes(self, work: tuple[_Work, ...]) -> tuple[int, ...]:
+        """Home, every phase that has sequences, home, as in executor.roads."""
+        return (0, *(part.phase + 1 for part in work), len(self._plan.phases) + 1)
 
     def _work(self, mini_batch: MiniBatch, read_tokens: ReadTokens, read_labels: ReadLabels | None) -> Iterator[_Work]:
         phases = self._plan.phases
@@ -267,9 +266,8 @@ class Engine:
         plan, num_switches = self._plan, len(done.sent_bytes)
         sent_bytes_S = rows_RN[:, 4 : 4 + num_switches].sum(0).tolist()
         times = PartTimes.of(rows_RN[:, 4 + num_switches :])  # prepare, switch, phase, switch, phase, ..., switch
-        # Home, phases and home again are numbered 0, 1, ...: the plan prices the switches between neighbours.
         work = done.prepared.work
-        nodes = (0, *(part.phase + 1 for part in work), len(plan.phases) + 1)
+        nodes = self._nodes(work)
         switches = tuple(
             SwitchRecord(
                 source=layout_name(plan.route_layouts[a]),
@@ -293,7 +291,7 @@ class Engine:
             )
             for part, seconds, mean in zip(work, times.slowest[2::2], times.mean[2::2], strict=True)
         )
-        *_, gathered_s, end_s = done.clock.ends_s
+        end_s = done.clock.ends_s[-1]
         flops_per_s = training_flops(plan.model, mini_batch.lengths) / end_s
         peaks_R = rows_RN[:, 3]
         return StepRecord(
@@ -313,7 +311,7 @@ class Engine:
             prepare_s=times.slowest[0],
             switch_s=sum(switch.time_s for switch in switches),
             switch_bytes=sum(switch.bytes for switch in switches),
-            optimizer_s=end_s - gathered_s,
+            optimizer_s=max(end_s - float(rows_RN[:, -1].max()), 0.0),  # from the end of the last switch on
             phases=phases,
             switches=switches,
         )

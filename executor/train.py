@@ -32,6 +32,7 @@ from executor.prefetch import Prefetch
 from executor.roll_call import call_the_roll
 from executor.safetensors_read import Checkpoint, load_weights
 from executor.step import Engine, Prepared
+from executor.waits import waiting
 from plans.check import require_sound
 from plans.corpus import Corpus, open_corpus
 from plans.errors import InputError
@@ -70,7 +71,8 @@ def train(options: RunOptions) -> None:
     device, backend = _device()
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     _run(options, inputs, rank, device)
-    dist.barrier()  # nobody closes its connections while another may still read from them
+    with waiting("the last step of all ranks"):
+        dist.barrier()  # nobody closes its connections while another may still read from them
     dist.destroy_process_group()
 
 
@@ -177,9 +179,14 @@ def _run(options: RunOptions, inputs: _Inputs, rank: int, device: torch.device) 
         Journal(options.out, done=done) if rank == 0 else nullcontext() as journal,
         Prefetch(prepare, steps, timeout_s=options.timeout_s) as ahead,
     ):
-        dist.barrier()  # from here on the ranks' clocks count alike
+        with waiting("the first step of all ranks"):
+            dist.barrier()  # from here on the ranks' clocks count alike
         for step in steps:
-            record = engine.run(step, ahead.take)
+            try:
+                record = engine.run(step, ahead.take)
+            except Exception as error:
+                error.add_note(f"rank {rank}, step {step}")
+                raise
             if inputs.evaluation is not None and options.evaluates(step):
                 held_out = inputs.evaluation
                 found = engine.evaluate(held_out.everything(), held_out.tokens, held_out.labels)

@@ -50,12 +50,16 @@ def profile(
     output: Annotated[Path, typer.Option("-o", "--output", help="The profile file to write.")],
     precision: PrecisionName = "fp32",
     name: Annotated[str | None, typer.Option("--name", help="Name of the profile; the file's stem by default.")] = None,
+    records: Annotated[Path | None, typer.Option("--records", help="Keep the raw measurements here, as jsonl.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure this machine: layers, ends, links, copies, optimizer; fit a profile."""
     from hotspa.measuring import measure_profile
 
-    measure_profile(model, nproc, output, precision, name or output.stem, as_json=as_json)
+    for option, path in (("-o", output), ("--records", records)):
+        if path is not None:
+            _require_folder(option, path)
+    measure_profile(model, nproc, output, precision, name or output.stem, records, as_json=as_json)
 
 
 @app.command(epilog="Example: hotspa lengths corpus.jsonl src/ -o lengths.txt.gz")
@@ -108,6 +112,7 @@ def solve(
     from solver.compare import planner_report
     from solver.planner import solve as find_plan
 
+    _require_folder("-o", output)
     problem = _problem(model, cluster, profile, lengths, sequences, max_len, seed, overlong, precision, buckets)
     with progress("pricing and solving") as step:
         solution = find_plan(
@@ -151,6 +156,12 @@ def compare(
     from solver.backend import Backend
     from solver.compare import compare as compare_planners
 
+    if figure is not None:
+        _require_folder("--figure", figure)
+        if figure.suffix not in (".svg", ".png", ".pdf"):
+            raise InputError(f"--figure {figure}: the name must end in .svg, .png or .pdf")
+    if json_file is not None and str(json_file) != "-":
+        _require_folder("--json", json_file)
     problem = _problem(model, cluster, profile, lengths, sequences, max_len, seed, overlong, precision, buckets)
     with progress("pricing and solving") as step:
         report = compare_planners(
@@ -175,12 +186,14 @@ def check(
     plan: Annotated[Path, typer.Argument(help="The plan file.")],
     profile: Annotated[str | None, typer.Option("--profile", help="Price the plan again with this profile.")] = None,
     lengths: Annotated[str | None, typer.Option("--lengths", help="... on mini-batches of these lengths.")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="Refuse a plan for another model than this.")] = None,
+    cluster: Annotated[str | None, typer.Option("--cluster", help="Refuse a plan for another cluster.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Judge a plan file: intervals, layouts, memory, switches; reprice it when profile and lengths are given."""
     from hotspa.checking import check_plan
 
-    check_plan(plan, profile, lengths, as_json=as_json)
+    check_plan(plan, profile, lengths, model, cluster, as_json=as_json)
 
 
 @app.command(epilog="Example: hotspa show plan.yaml")
@@ -231,6 +244,12 @@ def _problem(
     )
 
 
+def _require_folder(option: str, path: Path) -> None:
+    """Before the work, not after it."""
+    if not path.resolve().parent.is_dir():
+        raise InputError(f"{option} {path}: the folder {path.parent} does not exist")
+
+
 def _choice(option: str, value: str, legal: tuple[str, ...]) -> Any:
     if value not in legal:
         raise InputError(f"{option} {value}: not one of {', '.join(legal)}")
@@ -242,6 +261,6 @@ def main() -> NoReturn:
     try:
         app()
     except InputError as error:
-        print(f"hotspa: {error}", file=sys.stderr)
+        print(f"hotspa: {' '.join(str(error).splitlines())}", file=sys.stderr)
         sys.exit(2)
     sys.exit(0)

@@ -15,12 +15,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from hotspa.reports import console
 from plans.plan import Plan, PlannerName
 from plans.plan_file import read_plan
 
 OUT = Path("runs/demo")
 MODEL = "tiny"
-SEQUENCES = 24  # of a mini_batch
+SEQUENCES = 12  # of a mini_batch
 MAX_LEN = 8192
 STEPS = 5
 WARM_UP_STEPS = 1
@@ -35,7 +36,7 @@ class Run(NamedTuple):
 
 
 def main() -> int:
-    num_ranks = max(2, os.cpu_count() or 1)
+    num_ranks = ranks_for(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     shutil.rmtree(OUT, ignore_errors=True)  # of the demo before: a run never overwrites another's metrics
     OUT.mkdir(parents=True)
     corpus, cluster, profile, lengths = (
@@ -52,7 +53,7 @@ def main() -> int:
     hotspa("profile", "--model", MODEL, "--nproc", num_ranks, "-o", profile)
     hotspa("lengths", corpus, "-o", lengths)
     inputs = ["--model", MODEL, "--cluster", cluster, "--profile", profile, "--lengths", lengths]
-    inputs += ["--sequences", SEQUENCES, "--max-len", MAX_LEN, "--overlong", "skip", "--precision", "fp32"]
+    inputs += ["--sequences", SEQUENCES, "--max-len", MAX_LEN, "--overlong", "truncate", "--precision", "fp32"]
     runs: dict[PlannerName, Run] = {}
     for planner in PLANNERS:
         plan, out = OUT / f"{planner}.yaml", OUT / planner
@@ -64,6 +65,11 @@ def main() -> int:
     hotspa("show", OUT / "milp.yaml")
     show(runs)
     return 0
+
+
+def ranks_for(num_cores: int) -> int:
+    """One rank per core, at least 2, at most 8; even, so that tp 2 and pp 2 are legal."""
+    return max(2, min(num_cores, 8) // 2 * 2)
 
 
 def write_corpus(path: Path) -> int:
@@ -97,7 +103,6 @@ def hotspa(*words: object, quiet: bool = False) -> None:
 
 def show(runs: dict[PlannerName, Run]) -> None:
     """One row per planner: predicted and measured step, share of switching, loss."""
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(title="One optimizer step: predicted against measured (median after warm-up)")
@@ -112,24 +117,29 @@ def show(runs: dict[PlannerName, Run]) -> None:
         "loss",
     ):
         table.add_column(column, justify="left" if column in ("planner", "phases") else "right")
-    static = measured_s(runs["static"])
+    static = statistics.median(step_seconds(runs["static"]))
     for planner, run in runs.items():
-        step, losses = measured_s(run), [float(str(row["loss"])) for row in run.steps]
+        measured = step_seconds(run)
+        step, losses = statistics.median(measured), [float(str(row["loss"])) for row in run.steps]
         table.add_row(
             planner,
             "\n".join(f"{p.min_len}..{p.max_len}  {p.division.strategy}" for p in run.plan.phases),
             f"{run.plan.step_time_s:.3f}",
-            f"{step:.3f}",
+            f"{step:.3f} ({min(measured):.2f}..{max(measured):.2f})",
             f"{step / run.plan.step_time_s:.2f}",
             f"{static / step:.2f}x",
             f"{statistics.median(switch_shares(run)):.1%}",
             f"{losses[0]:.3f} -> {losses[-1]:.3f}",
         )
-    Console(width=120).print(table)
+    console().print(table)
+    for planner, run in runs.items():
+        if run.plan.solve.note:
+            console().print(f"{planner}: {run.plan.solve.note}")
 
 
-def measured_s(run: Run) -> float:
-    return statistics.median(float(str(row["step_s"])) for row in run.steps[WARM_UP_STEPS:])
+def step_seconds(run: Run) -> list[float]:
+    """Of every step after warm-up. Steps differ, since mini_batches do; step k is the same one under every plan."""
+    return [float(str(row["step_s"])) for row in run.steps[WARM_UP_STEPS:]]
 
 
 def switch_shares(run: Run) -> Iterator[float]:

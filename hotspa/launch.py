@@ -36,10 +36,14 @@ def _torchrun(arguments: list[str]) -> int:
     # Variable lengths fragment the accelerator's allocator; one thread per rank, since ranks share the cores.
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    import logging
+
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun
 
+    # The ranks say what is wrong; torchrun's report of their exit codes would bury it.
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     try:
         torchrun(arguments)
     except ChildFailedError as error:

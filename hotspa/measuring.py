@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hotspa.reports import print_json, progress
+from hotspa.reports import console, print_json, progress
 from plans.errors import InputError
 from plans.model import Precision
 from plans.presets import load_model
@@ -12,20 +12,24 @@ if TYPE_CHECKING:
     from costmodel.profile import Residual
 
 
-def measure_profile(model_name: str, nproc: int, output: Path, precision: str, name: str, *, as_json: bool) -> None:
-    """Measure this machine with `nproc` local ranks and write a profile."""
+def measure_profile(
+    model_name: str, nproc: int, output: Path, precision: str, name: str, records: Path | None, *, as_json: bool
+) -> None:
+    """Measure this machine with `nproc` local ranks and write a profile; the raw measurements too, if asked for."""
     if precision not in list(Precision):
         raise InputError(f"--precision {precision}: not one of {', '.join(Precision)}")
-    if not output.parent.is_dir():
-        raise InputError(f"-o {output}: the folder {output.parent} does not exist")
     model = load_model(model_name)
 
     from costmodel.fit import fit_profile
     from executor.measure import measure
-    from plans.strict_yaml import record_text, write_text
+    from executor.measurement_file import measurements_text
+    from plans.files import write_text
+    from plans.strict_yaml import record_text
 
     with progress(f"measuring {model.name} on {nproc} ranks") as step:
         measurements = measure(model, Precision(precision), nproc, progress=step)
+    if records is not None:
+        write_text(records, measurements_text(measurements))
     profile, residuals = fit_profile(measurements, name)
     write_text(output, record_text(profile))
     if as_json:
@@ -36,7 +40,6 @@ def measure_profile(model_name: str, nproc: int, output: Path, precision: str, n
 
 
 def _show_residuals(residuals: "tuple[Residual, ...]") -> None:
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(title="Fit: seconds = fixed + token x tokens + square x sum of squared document lengths")
@@ -44,4 +47,4 @@ def _show_residuals(residuals: "tuple[Residual, ...]") -> None:
         table.add_column(column, justify="left" if column in ("part", "series") else "right")
     for row in residuals:
         table.add_row(row.part, str(row.tp), row.series, str(row.points), f"{row.rms:.1%}", f"{row.worst:.1%}")
-    Console().print(table)
+    console().print(table)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Step = Callable[[str, int, int], None]  # what is being done, done so far, of how many
 
 
-def _console() -> "Console":
+def console() -> "Console":
     from rich.console import Console
 
     # A terminal tells its width; a file or a pipe gets lines wide enough for every table.
@@ -28,6 +28,9 @@ def _console() -> "Console":
 @contextmanager
 def progress(title: str) -> Iterator[Step]:
     """A progress bar on stderr, gone when the work is done."""
+    if not sys.stderr.isatty():  # a log has no use for a bar, and an error must stay one line
+        yield lambda what, done, total: None
+        return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -52,7 +55,7 @@ def print_json(value: Mapping[str, Any]) -> None:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    from plans.strict_yaml import write_text
+    from plans.files import write_text
 
     write_text(path, json.dumps(value, indent=2) + "\n")
 
@@ -60,9 +63,9 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 def print_plan(plan: "Plan") -> None:
     from plans.show import show
 
-    console = _console()
+    out = console()
     for part in show(plan):
-        console.print(part)
+        out.print(part)
 
 
 def print_solution(solution: "Solution", output: Path) -> None:
@@ -75,18 +78,21 @@ def print_solution(solution: "Solution", output: Path) -> None:
 
 
 def print_comparison(report: Mapping[str, Any]) -> None:
-    """One row per planner: predicted step, its parts, how good the solver says it is."""
+    """One row per planner: predicted step, its parts, how good the solver says it is, and the phases."""
     from rich.table import Table
 
+    out = console()
+    wide = out.width >= 112  # else the phases are listed below the table
     table = Table(title="Planners compared: predicted seconds of one step")
-    for name, justify in (("planner", "left"), ("status", "left"), ("step s", "right"), ("vs static", "right"),
-                          ("switch", "right"), ("bound s", "right"), ("gap", "right"), ("solve s", "right"),
-                          ("phases", "left")):  # fmt: skip
-        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    columns = ["planner", "status", "step s", "vs static", "switch", *(["bound s"] if wide else []), "gap", "solve s"]
+    for name in columns:
+        table.add_column(name, justify="left" if name in ("planner", "status") else "right", no_wrap=True)
+    if wide:
+        table.add_column("phases", no_wrap=True)
     static = report["planners"]["static"].get("step_time_s")
     for name, row in report["planners"].items():
         if row.get("step_time_s") is None:
-            table.add_row(name, row["status"], "", "", "", "", "", "", row.get("reason", ""))
+            table.add_row(name, row["status"])
             continue
         step = row["step_time_s"]
         table.add_row(
@@ -95,14 +101,21 @@ def print_comparison(report: Mapping[str, Any]) -> None:
             f"{step:.3f}",
             f"{static / step:.2f}x" if static else "",
             f"{row['switch_time_s'] / step:.1%}",
-            f"{row['bound_s']:.3f}",
+            *([f"{row['bound_s']:.3f}"] if wide else []),
             f"{row['gap']:.2%}",
             f"{row['solve_time_s']:.1f}",
-            "\n".join(
-                f"{p['min_len']}..{p['max_len']}  {p['strategy']}{_recompute(p['recompute'])}" for p in row["phases"]
-            ),
+            *(["\n".join(_phase_lines(row))] if wide else []),
         )
-    _console().print(table)
+    out.print(table)
+    for name, row in report["planners"].items():
+        if row.get("reason"):
+            out.print(f"{name}: {row['reason']}")
+        elif not wide:
+            out.print(f"{name}: {', '.join(_phase_lines(row))}")
+
+
+def _phase_lines(row: Mapping[str, Any]) -> list[str]:
+    return [f"{phase['min_len']}..{phase['max_len']} {phase['strategy']}" for phase in row["phases"]]
 
 
 def show_lengths(lengths: "Lengths", *, as_json: bool) -> None:
@@ -133,10 +146,6 @@ def show_lengths(lengths: "Lengths", *, as_json: bool) -> None:
         table.add_row(
             f"{2**cell:,}", f"{2 ** (cell + 1) - 1:,}", f"{n:,}", f"{n / total:.1%}", f"{t / tokens:.1%}", bar
         )
-    console = _console()
-    console.print(table)
-    console.print(f"mean {tokens / total:.0f}   p50 {p50}   p90 {p90}   p99 {p99}   max {facts['max']} tokens")
-
-
-def _recompute(recompute: str) -> str:
-    return "" if recompute == "none" else f" ({recompute} recompute)"
+    out = console()
+    out.print(table)
+    out.print(f"mean {tokens / total:.0f}   p50 {p50}   p90 {p90}   p99 {p99}   max {facts['max']} tokens")

@@ -12,13 +12,22 @@ from itertools import pairwise
 from plans.errors import InputError
 from plans.layout import Layout
 from plans.memory import RankMemory, phase_memory, switch_memory
-from plans.plan import Division, Phase, Plan
+from plans.plan import Division, Phase, Plan, PlannerName
 from plans.strategy import Strategy, refusal
 from plans.switch import switch_between
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _SUM_TOLERANCE = 1e-9  # relative: sums of a few dozen doubles, in whatever order
+_OBJECTIVE_TOLERANCE = 1e-6  # relative
 _PROVEN_GAP = 1e-4  # solvers prove optima of scaled, rounded times
+
+
+_BEFORE: dict[PlannerName, tuple[PlannerName, ...]] = {
+    "static": (),
+    "published": (),
+    "heuristic": ("static",),
+    "milp": ("static", "heuristic"),
+}
 
 
 def require_sound(plan: Plan, place: str) -> None:
@@ -31,34 +40,52 @@ def require_sound(plan: Plan, place: str) -> None:
 
 def judge(plan: Plan) -> tuple[str, ...]:
     """Every problem of a plan, one line each; none if it is sound."""
+    return (*why_it_cannot_run(plan), *_times(plan), *_compared(plan), *_reports(plan))
+
+
+def why_it_cannot_run(plan: Plan) -> tuple[str, ...]:
+    """Problems of what the plan decides, with its bytes; times and the report of the solve are left aside."""
     problems = [*_intervals(plan), *_packing(plan), *_divisions(plan)]
     if not problems:  # memory and routes of a plan without layouts mean nothing
         problems += [*_phase_memories(plan), *_switches(plan)]
-    return (*problems, *_times(plan), *_reports(plan))
+    return tuple(problems)
 
 
 def _intervals(plan: Plan) -> Iterator[str]:
     """Every length from 1 to max_len belongs to exactly one phase; phases may run in any order."""
     order = sorted(range(len(plan.phases)), key=lambda i: (plan.phases[i].min_len, plan.phases[i].max_len))
-    covered = 0
+    covered, last = 0, order[0]  # the longest length so far, and the phase that it belongs to
     for i in order:
         phase = plan.phases[i]
-        if phase.min_len != covered + 1:
-            what = "are in two phases" if phase.min_len <= covered else "are in no phase"
-            first, last = sorted((phase.min_len, covered + 1))
-            yield f"phases[{i}].min_len: {phase.min_len}; lengths {first}..{last - 1} {what}; nearest {covered + 1}"
-        covered = max(covered, phase.max_len)
+        if phase.min_len > covered + 1:
+            gap = _lengths(covered + 1, phase.min_len - 1)
+            yield f"phases[{i}].min_len: {phase.min_len}; {gap} are in no phase; nearest {covered + 1}"
+        elif phase.min_len <= covered:
+            yield _overlap(plan, last, i)
+        if phase.max_len > covered:
+            covered, last = phase.max_len, i
     if covered != plan.data.max_len:
-        last = max(order, key=lambda i: plan.phases[i].max_len)
         yield f"phases[{last}].max_len: {covered}; data.max_len is {plan.data.max_len}; nearest {plan.data.max_len}"
+
+
+def _overlap(plan: Plan, i: int, j: int) -> str:
+    """Phase j begins before phase i ends: which edge has to move, such that both keep a length."""
+    first, second = plan.phases[i], plan.phases[j]
+    what = f"{_lengths(second.min_len, min(first.max_len, second.max_len))} are in two phases"
+    if first.max_len < second.max_len:
+        return f"phases[{j}].min_len: {second.min_len}; {what}; nearest {first.max_len + 1}"
+    if first.min_len < second.min_len:
+        return f"phases[{i}].max_len: {first.max_len}; {what}; nearest {second.min_len - 1}"
+    return f"phases[{j}].min_len: {second.min_len}; {what}; remove phases[{i}] or phases[{j}]"
+
+
+def _lengths(first: int, last: int) -> str:
+    return f"lengths {first}..{last}"
 
 
 def _packing(plan: Plan) -> Iterator[str]:
     for i, phase in enumerate(plan.phases):
-        kinds = len(Strategy.parse(phase.division.strategy).kinds)
-        if len(phase.packing) != kinds:
-            yield f"phases[{i}].packing: {len(phase.packing)} rules; {phase.division.strategy} needs {kinds}"
-        elif max(phase.max_tokens) < phase.max_len:
+        if max(phase.max_tokens) < phase.max_len:
             yield (
                 f"phases[{i}].packing: max_tokens {max(phase.max_tokens)} takes no sequence of {phase.max_len} tokens; "
                 f"nearest {phase.max_len}"
@@ -167,6 +194,8 @@ def _times(plan: Plan) -> Iterator[str]:
     if not math.isclose(total, plan.step_time_s, rel_tol=_SUM_TOLERANCE):
         yield f"step_time_s: {plan.step_time_s}, phases + switches + optimizer are {total}"
     solve = plan.solve
+    if not math.isclose(solve.objective_s, plan.step_time_s, rel_tol=_OBJECTIVE_TOLERANCE):
+        yield f"solve.objective_s: {solve.objective_s}, step_time_s is {plan.step_time_s}"
     if solve.bound_s > solve.objective_s * (1 + _SUM_TOLERANCE):
         yield f"solve.bound_s: {solve.bound_s} is more than objective_s {solve.objective_s}"
         return
@@ -177,17 +206,31 @@ def _times(plan: Plan) -> Iterator[str]:
         yield f"solve.status: proven_optimal with a gap of {gap:.2%}; write feasible"
 
 
+def _compared(plan: Plan) -> Iterator[str]:
+    """A planner starts from the plans of those before it, so it is never worse. Published ones have their own cells."""
+    before = _BEFORE[plan.solve.planner] if plan.solve.status != "feasible" else ()
+    for i, other in enumerate(plan.compared):
+        if other.planner in before and other.step_time_s < plan.step_time_s * (1 - _SUM_TOLERANCE):
+            yield (
+                f"compared[{i}].step_time_s: {other.planner} takes {other.step_time_s}, less than step_time_s "
+                f"{plan.step_time_s} of {plan.solve.planner}"
+            )
+
+
 def _reports(plan: Plan) -> Iterator[str]:
     for key, digest in plan.fingerprints:
         if not _DIGEST.fullmatch(digest):
             yield f"fingerprints.{key}: {digest!r} is not sha256: and 64 hex digits"
     data = plan.data
-    for rule, counts in (
-        ("truncate", (data.truncated_sequences, data.truncated_tokens)),
-        ("skip", (data.skipped_sequences, data.skipped_tokens)),
+    for rule, counts, least in (
+        ("truncate", (data.truncated_sequences, data.truncated_tokens), 1),
+        ("skip", (data.skipped_sequences, data.skipped_tokens), data.max_len + 1),
     ):
         if any(counts) and data.overlong != rule:
             yield f"data.overlong: {data.overlong}, but {counts[0]} sequences with {counts[1]} tokens count for {rule}"
+        elif counts[1] < counts[0] * least or (counts[1] and not counts[0]):
+            key = {"truncate": "truncated", "skip": "skipped"}[rule]
+            yield f"data.{key}_tokens: {counts[1]}; {counts[0]} sequences have at least {counts[0] * least}"
 
 
 def size_text(num_bytes: int) -> str:

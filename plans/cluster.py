@@ -7,15 +7,14 @@ from pydantic import Field, model_validator
 from plans.errors import InputError
 from plans.record import Record
 
+MAX_RANKS = 2**16
+
 
 class Link(Record):
     """One direction of a wire between two ends."""
 
-    latency_s: float = Field(ge=0)
-    bandwidth_bytes_per_s: float = Field(gt=0)
-
-    def seconds(self, num_bytes: float, num_messages: int = 1) -> float:
-        return num_messages * self.latency_s + num_bytes / self.bandwidth_bytes_per_s
+    latency_s: float = Field(ge=0, le=3600)
+    bandwidth_bytes_per_s: float = Field(ge=1, le=1e15)
 
 
 class ClusterSpec(Record):
@@ -32,11 +31,10 @@ class ClusterSpec(Record):
     def _nodes_are_linked(self) -> Self:
         if self.nodes > 1 and self.inter is None:
             raise InputError(f"{self.nodes} nodes need an `inter` link")
+        if self.num_ranks > MAX_RANKS:
+            raise InputError(f"{self.nodes} nodes of {self.ranks_per_node} ranks are more than {MAX_RANKS} ranks")
         return self
 
     @property
     def num_ranks(self) -> int:
         return self.nodes * self.ranks_per_node
-
-    def node_of(self, rank: int) -> int:
-        return rank // self.ranks_per_node

@@ -1,8 +1,10 @@
 """Text to token ids, many documents at a time; and what is allowed of ids that were made elsewhere."""
 
 import hashlib
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
 BYTES = "bytes"
 NUM_BYTES = 256
+_LARGEST_VOCABULARY = 2**31  # ids below it are digested as 4 bytes
 _DOCUMENTS_AT_ONCE = 256  # given to the tokenizer together; it uses every core
 
 
@@ -42,10 +45,10 @@ class Encoder:
             self._tokenizer = _load_tokenizer(tokenizer)
             self.digest = hashlib.sha256(read_bytes(Path(tokenizer))).hexdigest()
 
-    @property
+    @cached_property
     def vocab_size(self) -> int | None:
         """None without a tokenizer: then ids made elsewhere say how large it is."""
-        return None if self._tokenizer is None else self._tokenizer.get_vocab_size()
+        return None if self._tokenizer is None else 1 + max(self._tokenizer.get_vocab().values(), default=-1)
 
     def encode(self, texts: Iterable[bytes]) -> Iterator[Piece]:
         """Ids of documents, which come as UTF-8; bytes that are not are read as U+FFFD, or as themselves."""
@@ -60,7 +63,8 @@ class Encoder:
         encoded = self._tokenizer.encode_batch_fast(
             [text.decode(errors="replace") for text in texts], add_special_tokens=False
         )
-        vocab_size = self._tokenizer.get_vocab_size()
+        vocab_size = self.vocab_size
+        assert vocab_size is not None
         dtype = narrowest(vocab_size)
         counts = np.array([len(document.ids) for document in encoded], dtype=np.int64)
         flat = np.concatenate([np.zeros(0, dtype), *(np.array(document.ids, dtype=dtype) for document in encoded)])
@@ -74,6 +78,10 @@ class Encoder:
         """
         if low < 0:
             raise InputError(f"{place}: the id {low} is negative")
+        if high >= _LARGEST_VOCABULARY:
+            raise InputError(
+                f"{place}: the id {high} is more than any vocabulary has; at most {_LARGEST_VOCABULARY - 1}"
+            )
         if self.vocab_size is None:
             return high + 1
         if high >= self.vocab_size:
@@ -84,9 +92,12 @@ class Encoder:
 def _load_tokenizer(path: str) -> "Tokenizer":
     from tokenizers import Tokenizer
 
-    if not Path(path).is_file():
+    if not os.path.isfile(path):  # False, too, for a name that no file can have
         raise InputError(f"{path}: no tokenizer; write {BYTES!r} or the path of a tokenizer.json")
     try:
-        return Tokenizer.from_file(path)
+        tokenizer = Tokenizer.from_file(path)
     except Exception as error:  # the library raises nothing narrower
         raise InputError(f"{path}: not a tokenizer.json: {error}") from None
+    tokenizer.no_truncation()  # saved with some tokenizers; no token is dropped or added here
+    tokenizer.no_padding()
+    return tokenizer

@@ -6,11 +6,11 @@ Only what the executor computes exactly is read; a model with anything else is r
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from plans.errors import InputError
 from plans.files import read_text
-from plans.model import Family, Llama3Rope, ModelSpec
+from plans.model import Family, ModelSpec
 from plans.strict_yaml import validate
 from plans.yaml_text import Lines
 
@@ -80,12 +80,15 @@ _LLAMA3_FIELDS = {
     "high_freq_factor": "high_freq_factor",
     "original_positions": "original_max_position_embeddings",
 }
+_ROTARY = ("rope_parameters", "rope_scaling")  # the former since transformers 5, with theta inside
+_ROTARY_KEYS = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *_LLAMA3_FIELDS.values()}
 # Their key -> the values under which the model is the one that we compute.
 _PLAIN: dict[str, tuple[object, ...]] = {
     "partial_rotary_factor": (1, None),
     "hidden_act": ("silu", "swish", None),
     "attention_dropout": (0, None),
     "quantization_config": (None,),
+    "auto_map": (None,),
 }
 _ROPE_TYPES = ("default", "llama3")
 
@@ -98,13 +101,19 @@ def read_config(path: Path) -> ModelSpec:
     """
     text = read_text(path)
     try:
-        config = json.loads(text)
+        config = json.loads(text, object_pairs_hook=lambda pairs: _once(pairs, text, path))
     except json.JSONDecodeError as error:
         raise InputError(f"{path}:{error.lineno}: not JSON: {error.msg}") from None
+    except InputError:
+        raise
+    except ValueError as error:  # a number of thousands of digits
+        raise InputError(f"{path}:1: not JSON: {error}") from None
+    except RecursionError:
+        raise InputError(f"{path}:1: nested too deeply") from None
     if not isinstance(config, dict):
         raise InputError(f"{path}:1: not the configuration of a model")
     architecture = _architecture(config, text, path)
-    config = {**architecture.defaults, **_flat_rope(config)}
+    config = {**architecture.defaults, **_flat_rope(config, text, path)}
     _refuse_unsupported(config, architecture, text, path)
     values: dict[str, object] = {"name": _name(config, path), "family": architecture.family, **architecture.always}
     lines: Lines = {(): 1}
@@ -168,8 +177,27 @@ def _architecture(config: dict[str, object], text: str, path: Path) -> _Architec
     return _ARCHITECTURES[found[0]]
 
 
-def _flat_rope(config: dict[str, object]) -> dict[str, object]:
+def _once(pairs: list[tuple[str, object]], text: str, path: Path) -> dict[str, object]:
+    """An object of the file, whose keys stand there once."""
+    found: dict[str, object] = {}
+    for key, value in pairs:
+        if key in found:
+            line = text.count("\n", 0, max(text.rfind(json.dumps(key)), 0)) + 1
+            raise InputError(f"{path}:{line}: {json.dumps(key)} stands in one object a second time")
+        found[key] = value
+    return found
+
+
+def _flat_rope(config: dict[str, object], text: str, path: Path) -> dict[str, object]:
     """transformers 5 moved rotary settings into `rope_parameters`; this moves them back."""
+    for outer in _ROTARY:
+        found = config.get(outer)
+        place = f"{path}:{_line(text, outer)}: {outer}"
+        if found is not None and not isinstance(found, dict):
+            raise InputError(f"{place} {json.dumps(found)} is not supported; supported: null")
+        for key in found or ():
+            if key not in _ROTARY_KEYS:
+                raise InputError(f"{place}.{key} {json.dumps(found[key])} is not supported")
     inner = config.get("rope_parameters")
     if not isinstance(inner, dict):
         return config
@@ -199,9 +227,10 @@ def _refuse_unsupported(config: dict[str, object], architecture: _Architecture, 
 
 
 def _name(config: dict[str, object], path: Path) -> str:
-    """The checkpoint's own name, else that of its folder."""
+    """The last part of the checkpoint's own name, else that of its folder."""
     name = config.get("_name_or_path")
-    return name if isinstance(name, str) and name else path.resolve().parent.name or "model"
+    last = PurePosixPath(name).name if isinstance(name, str) else ""
+    return last or path.resolve().parent.name or "model"
 
 
 def _line(text: str, key: str) -> int:

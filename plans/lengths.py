@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import io
 import json
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from plans.errors import InputError
 from plans.files import read_array, read_bytes, read_json_lines, write_bytes
 from plans.plan import Overlong
 from plans.presets import nearest
+from plans.record import MOST
 
 Int64s = npt.NDArray[np.int64]
 
@@ -178,7 +180,7 @@ def load_lengths(name_or_path: str) -> Lengths:
             if not lengths.size:
                 raise InputError(f"{path}: there are no sequences")
             return Lengths.of(path.name, lengths)
-    if path.exists():
+    if os.path.exists(path):  # False, too, for a name that no file can have
         known = ", ".join(_READERS)
         raise InputError(f"{path}: not a list of lengths; known: {known}. `hotspa lengths` counts a corpus")
     raise InputError(f"{name_or_path}: unknown lengths ({nearest(name_or_path, shipped_lengths())}); or give a file")
@@ -208,6 +210,7 @@ def _read_txt(path: Path) -> Int64s:
         if not _INTEGER.fullmatch(line.strip()) or int(line) < 1:
             shown = line[:40].decode(errors="replace")
             raise InputError(f"{path}:{number}: a length is an integer of at least 1, got {shown!r}")
+        _refuse_huge(int(line), f"{path}:{number}")
     return np.array([int(line) for line in lines], dtype=np.int64)
 
 
@@ -216,6 +219,9 @@ def _read_npy(path: Path) -> Int64s:
     bad = np.flatnonzero(array < 1)
     if bad.size:
         raise InputError(f"{path}: item {bad[0]}: a length is at least 1, got {array[bad[0]]}")
+    huge = np.flatnonzero(array > MOST)
+    if huge.size:
+        _refuse_huge(int(array[huge[0]]), f"{path}: item {huge[0]}")
     return array.astype(np.int64)
 
 
@@ -226,10 +232,16 @@ def _read_jsonl(path: Path) -> Int64s:
         length = row.get("length", len(ids) if isinstance(ids, list) else None)
         if length is None:
             raise InputError(f"{place}: neither `length` nor `input_ids`; keys here: {', '.join(row) or 'none'}")
-        if type(length) is not int or not 1 <= length < 2**62:
+        if type(length) is not int or length < 1:
             raise InputError(f"{place}: a length is an integer of at least 1, got {json.dumps(length)[:40]}")
+        _refuse_huge(length, place)
         lengths.append(length)
     return np.array(lengths, dtype=np.int64)
+
+
+def _refuse_huge(length: int, place: str) -> None:
+    if length > MOST:
+        raise InputError(f"{place}: a length is at most {MOST}, got {str(length)[:40]}")
 
 
 _READERS: dict[str, Callable[[Path], Int64s]] = {

@@ -1,4 +1,4 @@
-"""Measurements of a machine: written by `executor.measure`, fitted by `costmodel.profile`.
+"""Measurements of a machine: written by `executor.measure`, fitted by `costmodel.fit`.
 
 One record a line (JSON). Times are medians over `repeats` after a warm-up, of the slowest rank.
 """

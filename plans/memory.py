@@ -3,21 +3,24 @@
     phase   weights + partial gradients of its layout + home (master weight, two Adam moments)
             + activations of the micro-batches in flight on its stage, and what one layer recomputes
             + logits of one micro-batch on the last stage + reserve
-    switch  old and new layout of weights and partial gradients + home + staging + reserve
+    switch  old and new layout of weights and partial gradients, once where the box stays the same,
+            + home + staging + reserve
 
 The judge and the executor refuse what does not fit, so this arithmetic is on the ground floor; the cost model supplies
 its rule.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Annotated
 
 from pydantic import Field
 
 from plans.context import SLACK
 from plans.errors import InputError
-from plans.layout import Layout
+from plans.layout import Layout, spans
 from plans.model import ModelSpec, Precision, Recompute
-from plans.record import Record
+from plans.record import Degree, Record
 from plans.schedule import micro_batches_in_flight
 from plans.strategy import Kind
 from plans.switch import staged_bytes, switch_between
@@ -31,7 +34,7 @@ class MemoryRule(Record):
     """Coefficients of the memory model, with the model and precision that they hold for."""
 
     reserved_bytes: int = Field(ge=0)  # kept free on every rank: communicators, fragmentation, workspace
-    activation_bytes: dict[Recompute, dict[int, float]]
+    activation_bytes: dict[Recompute, dict[Degree, Annotated[float, Field(gt=0)]]]
     """recompute -> tp -> bytes of a token in a layer on a rank, kept from forward to backward."""
     logit_bytes: float = Field(ge=0)  # bytes of one logit of one token on the last stage, forward and backward together
 
@@ -150,17 +153,33 @@ def switch_memory(
     ranks_per_node: int,
     staging_bytes: int,
 ) -> tuple[int, ...]:
-    """Most bytes on every rank during a switch: both layouts at once, staging bounded by the round."""
+    """Most bytes on every rank during a switch: both layouts at once, staging bounded by the round.
+
+    A parameter whose box stays the same keeps its storage (`kept_numels`), so it is there once.
+    """
     per_element = precision.weight_bytes + precision.gradient_bytes
     num_ranks = source.strategy.num_ranks
     staged = staged_bytes(switch_between(source, target, ranks_per_node), precision, num_ranks, staging_bytes)
+    kept = (0,) * num_ranks if source.home else kept_numels(source, target)
     found = []
     for rank in range(num_ranks):
         both = 0
         if not source.home:
             both += source.numels[rank] * per_element
         # a home holds gradients only while the step ends; weights leave it in a phase's layout
-        both += target.numels[rank] * (precision.gradient_bytes if target.home else per_element)
+        both += (target.numels[rank] - kept[rank]) * (precision.gradient_bytes if target.home else per_element)
         both += home_bytes(home, rank, precision) + staged[rank] + rule.reserved_bytes
         found.append(both)
     return tuple(found)
+
+
+@lru_cache(maxsize=4096)
+def kept_numels(source: Layout, target: Layout) -> tuple[int, ...]:
+    """Elements of each rank whose parameter has the same box in both layouts, by runs of layers held alike."""
+    totals = [0] * source.strategy.num_ranks
+    cuts = tuple(sorted({*source.cuts, *target.cuts}))
+    for parameter in source.model.parameters:
+        for first, last in spans(parameter, cuts):
+            for rank, box in {*source.holdings(parameter, first)} & {*target.holdings(parameter, first)}:
+                totals[rank] += box.numel * (last - first)
+    return tuple(totals)

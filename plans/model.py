@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from plans.errors import InputError
-from plans.record import Record
+from plans.record import MOST, Record
 
 Split = Literal["rows", "cols", "none"]
 Place = Literal["first", "layer", "last", "ends"]
@@ -76,13 +76,13 @@ class ModelSpec(Record):
 
     name: str = Field(min_length=1)
     family: Family = "llama"  # whose names and settings a checkpoint has
-    num_layers: int = Field(ge=1)
-    hidden_size: int = Field(ge=1)
-    ffn_size: int = Field(ge=1)
-    num_heads: int = Field(ge=1)
-    num_kv_heads: int = Field(ge=1)
-    head_dim: int = Field(default=0, ge=2)  # filled in below where it is not given: hidden_size / num_heads
-    vocab_size: int = Field(ge=2)
+    num_layers: int = Field(ge=1, le=2**16)
+    hidden_size: int = Field(ge=1, lt=MOST)
+    ffn_size: int = Field(ge=1, lt=MOST)
+    num_heads: int = Field(ge=1, lt=MOST)
+    num_kv_heads: int = Field(ge=1, lt=MOST)
+    head_dim: int = Field(default=0, ge=2, lt=MOST)  # filled in below where it is not given: hidden_size / num_heads
+    vocab_size: int = Field(ge=2, lt=MOST)
     rope_theta: float = Field(default=10000.0, gt=0)
     rope_llama3: Llama3Rope | None = None  # plain rotary positions where it is not given
     norm_eps: float = Field(default=1e-5, gt=0)

@@ -53,25 +53,28 @@ def _deal(
 ) -> list[list[int]]:
     """Sequences of every replica, each list longest first."""
     dealt: list[list[int]] = [[] for _ in range(sum(counts))]
-    heaps: list[list[tuple[float, int]]] = []  # per kind: (load in seconds, replica), least loaded first
+    # Per kind: (load in seconds, load in tokens, replica), least loaded first; tokens may cost nothing.
+    heaps: list[list[tuple[float, int, int]]] = []
     first = 0
     for count in counts:
-        heap = [(0.0, replica) for replica in range(first, first + count)]
+        heap = [(0.0, 0, replica) for replica in range(first, first + count)]
         heapify(heap)
         heaps.append(heap)
         first += count
     if len(rules) == 1:  # the common case, without the choice of a kind
         heap, cost_s = heaps[0], rules[0].cost_s
         for i in order:
-            load, replica = heap[0]
-            heapreplace(heap, (load + cost_s(lengths[i]), replica))
+            load, tokens, replica = heap[0]
+            length = lengths[i]
+            heapreplace(heap, (load + cost_s(length), tokens + length, replica))
             dealt[replica].append(i)
         return dealt
     for i in order:
         able = (k for k, rule in enumerate(rules) if rule.max_tokens >= lengths[i])
-        finish, kind = min((heaps[k][0][0] + rules[k].cost_s(lengths[i]), k) for k in able)
-        dealt[heaps[kind][0][1]].append(i)
-        heapreplace(heaps[kind], (finish, heaps[kind][0][1]))
+        finish, tokens, kind = min((heaps[k][0][0] + rules[k].cost_s(lengths[i]), heaps[k][0][1], k) for k in able)
+        replica = heaps[kind][0][2]
+        dealt[replica].append(i)
+        heapreplace(heaps[kind], (finish, tokens + lengths[i], replica))
     return dealt
 
 

@@ -1,5 +1,6 @@
 """What a plan file holds. Reading, writing and judging are in `plan_file` and `check`."""
 
+import math
 from functools import cached_property
 from typing import Literal, Self
 
@@ -12,7 +13,7 @@ from plans.memory import MemoryRule
 from plans.model import ModelSpec, Precision
 from plans.model import Recompute as Recompute
 from plans.packing import PackingRule
-from plans.record import Record
+from plans.record import MOST, Record, Version1
 from plans.strategy import Strategy
 
 PlannerName = Literal["static", "published", "heuristic", "milp"]
@@ -59,6 +60,13 @@ class Phase(Record):
             raise InputError(f"the length interval {self.min_len}..{self.max_len} is empty")
         return self
 
+    @model_validator(mode="after")
+    def _a_rule_for_each_kind(self) -> Self:
+        strategy = self.division.strategy
+        if len(self.packing) != (kinds := len(Strategy.parse(strategy).kinds)):
+            raise InputError(f"packing has {len(self.packing)} rules; {strategy} needs {kinds}")
+        return self
+
     @property
     def max_tokens(self) -> tuple[int, ...]:
         return tuple(rule.max_tokens for rule in self.packing)
@@ -77,8 +85,8 @@ class SwitchReport(Record):
 class DataReport(Record):
     """The mini_batch that the plan is for, and what became of sequences longer than max_len."""
 
-    sequences: int = Field(ge=1)  # per mini_batch
-    max_len: int = Field(ge=1)
+    sequences: int = Field(ge=1, le=MOST)  # per mini_batch
+    max_len: int = Field(ge=1, le=MOST)
     overlong: Overlong = "refuse"
     truncated_sequences: int = Field(default=0, ge=0)  # of the whole list of lengths
     truncated_tokens: int = Field(default=0, ge=0)
@@ -95,10 +103,10 @@ class SolveReport(Record):
     objective_s: float = Field(ge=0)
     bound_s: float = Field(ge=0)
     gap: float = Field(ge=0)  # (objective - bound) / objective
-    seed: int
+    seed: int = Field(ge=0)
     time_limit_s: float = Field(gt=0)
-    num_buckets: int = Field(ge=1)
-    num_mini_batches: int = Field(ge=1)
+    num_buckets: int = Field(ge=1, le=MOST)
+    num_mini_batches: int = Field(ge=1, le=2**16)
     note: str | None = None  # one sentence where there is something to say
 
 
@@ -121,7 +129,7 @@ class Fingerprints(Record):
 class Plan(Record):
     """A whole plan. Phases are in the order in which they run."""
 
-    hotspa_plan: Literal[1] = 1
+    hotspa_plan: Version1
     model: ModelSpec
     cluster: ClusterSpec
     precision: Precision
@@ -153,4 +161,4 @@ class Plan(Record):
 
     @property
     def switch_time_s(self) -> float:
-        return sum(switch.time_s for switch in self.switches)
+        return math.fsum(switch.time_s for switch in self.switches)

@@ -6,8 +6,9 @@ The same plan always has the same text; comments and layout that a person adds a
 import hashlib
 from pathlib import Path
 
+from plans.files import write_text
 from plans.plan import Plan
-from plans.strict_yaml import read_record, record_text, write_text
+from plans.strict_yaml import read_record, record_text
 
 _HEAD = """\
 # A hotspa plan. Times are seconds, sizes bytes, lengths tokens. After editing it: hotspa check FILE

@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
 
-from plans.cluster import ClusterSpec
+from plans.cluster import MAX_RANKS, ClusterSpec
 from plans.errors import InputError
 from plans.huggingface import CONFIG_NAME, read_config
 from plans.model import ModelSpec
 from plans.strict_yaml import read_record
 
 FOLDER = Path(__file__).parent / "presets"
-_GRID = re.compile(r"(?:([1-9][0-9]*)x)?([1-9][0-9]*)")
+_GRID = re.compile(r"(?:([1-9][0-9]{0,8})x)?([1-9][0-9]{0,8})")
 _MODEL_FORMS = "a preset's name, a model.yaml, a config.json or its folder"
 _CLUSTER_FORMS = "a800-80g:NODESxGPUS (like a800-80g:2x8), local:N (like local:4) or a cluster.yaml"
 
@@ -21,13 +21,15 @@ _CLUSTER_FORMS = "a800-80g:NODESxGPUS (like a800-80g:2x8), local:N (like local:4
 def load_model(name_or_path: str) -> ModelSpec:
     """A preset by name, a model.yaml, a Hugging Face config.json or the folder that holds one.
 
+    A preset wins over a local folder of its name; write ./NAME for the folder.
+
     Raises:
         InputError: unknown name, unreadable file, or a model that is not supported.
     """
     path, names = Path(name_or_path), preset_names("models")
     if name_or_path in names:
         return read_record(FOLDER / "models" / f"{name_or_path}.yaml", ModelSpec)
-    if path.is_dir():
+    if os.path.isdir(path):  # False, too, for a name that no file can have
         return read_config(path / CONFIG_NAME)
     if path.suffix == ".json":
         return read_config(path)
@@ -52,6 +54,8 @@ def load_cluster(text_or_path: str) -> ClusterSpec:
     if match is None or (match[1] is None) != (name == "local"):
         raise InputError(f"{text_or_path}: not a cluster; write {_CLUSTER_FORMS}")
     nodes, ranks_per_node = int(match[1] or 1), int(match[2])
+    if nodes * ranks_per_node > MAX_RANKS:
+        raise InputError(f"{text_or_path}: {nodes * ranks_per_node} ranks; at most {MAX_RANKS}")
     changes: dict[str, object] = {"name": text_or_path, "nodes": nodes, "ranks_per_node": ranks_per_node}
     if name == "local":
         changes["memory_bytes"] = machine_memory_bytes() // ranks_per_node

@@ -6,15 +6,15 @@ tp fastest, so a tensor-parallel group is always a run of neighbouring ranks.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
 
 from plans.errors import InputError
 from plans.model import ModelSpec
 
-_DEGREES = re.compile(r"(dp|tp|cp|pp)([1-9][0-9]*)")
-_KIND = re.compile(r"(?:([1-9][0-9]*)x)?((?:(?:dp|tp|cp|pp)[1-9][0-9]*)+)")
+_DEGREES = re.compile(r"(dp|tp|cp|pp)([1-9][0-9]{0,8})")
+_KIND = re.compile(r"(?:([1-9][0-9]{0,8})x)?((?:(?:dp|tp|cp|pp)[1-9][0-9]{0,8})+)")
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -163,16 +163,30 @@ def balanced_layers(num_layers: int, pp: int) -> tuple[int, ...]:
 def refusal(model: ModelSpec, strategy: Strategy, num_ranks: int) -> str | None:
     """Why this model cannot run under this strategy on that many ranks, or None. Says the nearest legal value."""
     if strategy.num_ranks != num_ranks:
-        return f"{strategy} has {strategy.num_ranks} ranks, the cluster has {num_ranks}"
+        return (
+            f"{strategy} has {strategy.num_ranks} ranks, the cluster has {num_ranks}; "
+            f"nearest {_nearest_of(model, strategy, num_ranks)}"
+        )
     for kind in strategy.kinds:
         if kind.pp > model.num_layers:
             return (
                 f"pp {kind.pp} is more than the {model.num_layers} layers; the nearest legal pp is {model.num_layers}"
             )
-        for what, heads in (("kv heads", model.num_kv_heads), ("heads", model.num_heads)):
-            if heads % kind.tp:
-                nearest = max(d for d in range(1, kind.tp + 1) if heads % d == 0)
-                return f"tp {kind.tp} does not divide the {heads} {what}; the nearest legal tp is {nearest}"
+        heads = model.num_kv_heads  # they divide the heads
+        if heads % kind.tp:
+            nearest = max(d for d in range(1, min(kind.tp, heads) + 1) if heads % d == 0)
+            return f"tp {kind.tp} does not divide the {heads} kv heads; the nearest legal tp is {nearest}"
         if kind.tp > min(model.ffn_size, model.vocab_size):
             return f"tp {kind.tp} is more than ffn_size {model.ffn_size} or vocab_size {model.vocab_size}"
     return None
+
+
+def _nearest_of(model: ModelSpec, strategy: Strategy, num_ranks: int) -> Strategy:
+    """The legal strategy with that many ranks that has another number of the last kind of replica, or dp alone."""
+    *others, last = strategy.kinds
+    count, rest = divmod(num_ranks - sum(kind.num_ranks for kind in others), last.ranks_per_replica)
+    if count >= 1 and not rest:
+        nearest = Strategy((*others, replace(last, count=count)))
+        if refusal(model, nearest, num_ranks) is None:
+            return nearest
+    return Strategy.equal(dp=num_ranks)

@@ -18,11 +18,9 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from plans.errors import InputError
-from plans.files import read_text, write_text
+from plans.files import read_text
 from plans.record import Record
 from plans.yaml_text import KeyPath, Lines, dotted, parse_yaml
-
-__all__ = ["parse_record", "read_record", "record_text", "validate", "write_text"]
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
 
@@ -63,9 +61,20 @@ def _first_problem(errors: list[ErrorDetails], record_type: type[Record], place:
     def rank(error: ErrorDetails) -> tuple[bool, int]:
         return error["type"] != "extra_forbidden", lines[_known(error["loc"], lines)]
 
-    error = min(errors, key=rank)
+    # A list whose only item is bad counts as too short as well.
+    locations = [error["loc"] for error in errors]
+    deepest = [
+        error
+        for error in errors
+        if error["type"] != "too_short" or not any(_below(location, error["loc"]) for location in locations)
+    ]
+    error = min(deepest, key=rank)
     path = _known(error["loc"], lines)
     return f"{place}:{lines[path]}: {_what(error, path, record_type)}"
+
+
+def _below(location: KeyPath, other: KeyPath) -> bool:
+    return len(location) > len(other) and location[: len(other)] == other
 
 
 def _known(location: KeyPath, lines: Lines) -> KeyPath:

@@ -14,6 +14,8 @@ from plans.errors import InputError
 KeyPath = tuple[str | int, ...]
 Lines = dict[KeyPath, int]  # line of every key and item, counted from 1
 
+_MAX_DEPTH = 100
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _NULL = re.compile(r"null|Null|NULL|~|")
 _BOOL = re.compile(r"true|True|TRUE|false|False|FALSE")
 _INT = re.compile(r"[-+]?(0|[1-9][0-9]{0,99})")
@@ -25,8 +27,10 @@ _DEFAULT_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map")}
 
 def parse_yaml(text: str, place: str) -> tuple[object, Lines]:
     """Plain values of a YAML text, and the line of every key and item."""
+    loader: _StrictLoader | None = None
     try:
-        node = yaml.compose(text, Loader=_StrictLoader)
+        loader = _StrictLoader(text)
+        node = loader.get_single_node()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         what = " ".join(str(error.problem or error.context).split())
@@ -34,8 +38,9 @@ def parse_yaml(text: str, place: str) -> tuple[object, Lines]:
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise InputError(f"{place}:{line}: not YAML: the character U+{error.character:04X} is not allowed") from None
-    except RecursionError:
-        raise InputError(f"{place}:1: nested too deeply") from None
+    except (ValueError, OverflowError):  # an escape in quotes, like "\\U00110000"
+        line = loader.line + 1 if loader else 1
+        raise InputError(f"{place}:{line}: not YAML: an escape that names no character") from None
     except _RefusedError as error:
         raise InputError(f"{place}:{error.line}: {error.what}") from None
     if node is None:
@@ -59,6 +64,7 @@ class _RefusedError(Exception):
 class _StrictLoader(yaml.SafeLoader):
     """Composes nodes without YAML 1.1's guesses, and without aliases."""
 
+    _depth = 0
     yaml_implicit_resolvers: ClassVar[dict[Any, Any]] = {}  # type: ignore[misc]
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
@@ -66,7 +72,12 @@ class _StrictLoader(yaml.SafeLoader):
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
             what = f"anchors and aliases are not read; write the value of {event.anchor!r} out"
             raise _RefusedError(event.start_mark, what)
-        return super().compose_node(parent, index)
+        self._depth += 1
+        if self._depth > _MAX_DEPTH:
+            raise _RefusedError(event.start_mark, f"nested too deeply; at most {_MAX_DEPTH} levels")
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
 
 
 def _plain(node: yaml.Node, path: KeyPath, lines: Lines) -> object:
@@ -84,6 +95,7 @@ def _plain(node: yaml.Node, path: KeyPath, lines: Lines) -> object:
     for key_node, value_node in node.value:
         if not isinstance(key_node, yaml.ScalarNode):
             raise _RefusedError(key_node.start_mark, "a key is a word or a number", path)
+        _refuse_surrogates(key_node, path)
         key, line = key_node.value, key_node.start_mark.line + 1
         if key in found:
             what = f"the key stands here a second time, first in line {lines[*path, key]}"
@@ -93,8 +105,15 @@ def _plain(node: yaml.Node, path: KeyPath, lines: Lines) -> object:
     return found
 
 
+def _refuse_surrogates(node: yaml.ScalarNode, path: KeyPath) -> None:
+    """Half a character, which only an escape can write; no file can hold it as text."""
+    if half := _SURROGATE.search(node.value):
+        raise _RefusedError(node.start_mark, f"U+{ord(half[0]):04X} is half a character", path)
+
+
 def _scalar(node: yaml.ScalarNode, path: KeyPath) -> object:
     """YAML 1.2, core schema; only a plain scalar can be anything but a string."""
+    _refuse_surrogates(node, path)
     text: str = node.value
     if node.style is not None:
         return text

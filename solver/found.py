@@ -1,5 +1,6 @@
 """What a planner found, by indices, and the plan file's content that it means."""
 
+import math
 from dataclasses import dataclass
 
 from plans.memory import phase_memory
@@ -54,10 +55,11 @@ def plan_of(problem: Problem, found: Found, time_limit_s: float, compared: tuple
     ends = [[home if c is None else prices.candidates[c].phase for c in arc] for arc in arcs(draft)]
     switches = tuple(pricer.switch_report(source, target, home) for source, target in ends)
     optimizer_s = pricer.optimizer_s(home)
-    step_time_s = sum(phase.time_s for phase in phases) + sum(switch.time_s for switch in switches) + optimizer_s
+    step_time_s = math.fsum([*(phase.time_s for phase in phases), *(switch.time_s for switch in switches), optimizer_s])
     bound_s = min(found.bound_s, step_time_s)
     counts = problem.workload.counts
     return Plan(
+        hotspa_plan=1,
         model=problem.model,
         cluster=problem.cluster,
         precision=problem.precision,

@@ -10,6 +10,8 @@ from costmodel.price import price_plan
 from plans.check import require_sound
 from plans.errors import InputError
 from plans.plan import Alternative, Plan, PlannerName, Status
+from plans.plan_file import plan_text
+from plans.strict_yaml import parse_record
 from solver.backend import TOLERANCE, Backend, solve_instance
 from solver.candidates import Refused, why_it_does_not_fit
 from solver.found import Found, alternative, plan_of
@@ -209,8 +211,9 @@ class Search:
 
     def plan(self, found: Found, time_limit_s: float, compared: tuple[Alternative, ...] = ()) -> Plan:
         """What was found as a plan that the judge accepts and whose prices are repeated by the cost model alone."""
-        plan = plan_of(self.problem, found, time_limit_s, compared)
-        require_sound(plan, f"the plan of planner {found.planner}")
+        place = f"the plan of planner {found.planner}"
+        plan = parse_record(plan_text(plan_of(self.problem, found, time_limit_s, compared)), Plan, place)
+        require_sound(plan, place)
         again = price_plan(plan, self.problem.profile, self.problem.workload.mini_batches)
         if not math.isclose(again.step_time_s, plan.step_time_s, rel_tol=1e-9):
             raise AssertionError(f"planned {plan.step_time_s} s, priced anew {again.step_time_s} s")

@@ -6,6 +6,7 @@ charged all the same, though at run time an empty phase is skipped together with
 low for it.
 """
 
+import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -142,11 +143,11 @@ class Prices:
         left = self.option_bounds_s(phase.candidate, phase.option)[:, phase.first, phase.last]
         packed = self._packed.setdefault(phase, [])  # seconds of the mini_batches that were packed so far
         while len(packed) < len(left):
-            least_s = (sum(packed) + float(left[len(packed) :].sum())) / len(left)
+            least_s = (math.fsum(packed) + float(left[len(packed) :].sum())) / len(left)
             if least_s > limit_s:
                 return least_s
             packed.append(self._packed_s(phase, self._sequences[len(packed)]))
-        self._exact[phase] = sum(packed) / len(packed)
+        self._exact[phase] = math.fsum(packed) / len(packed)
         return self._exact[phase]
 
     def _packed_s(self, phase: DraftPhase, ascending: list[int]) -> float:
@@ -224,11 +225,11 @@ class Prices:
 
     def step_s(self, draft: Draft) -> float:
         """Seconds of a step."""
-        phases = sum(self.phase_s(phase) for phase in draft.phases)
+        phases = math.fsum(self.phase_s(phase) for phase in draft.phases)
         return phases + self.switches_s(draft) + self.optimizer_s(draft.home)
 
     def switches_s(self, draft: Draft) -> float:
-        return sum(self.switch_s(source, target, draft.home) for source, target in arcs(draft))
+        return math.fsum(self.switch_s(source, target, draft.home) for source, target in arcs(draft))
 
     def sound(self, draft: Draft) -> bool:
         """Whether everything fits in memory, each strategy has one phase and each bucket is covered once."""

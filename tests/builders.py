@@ -1,5 +1,6 @@
 """Small plans made by hand, sound to the judge; other tests start from them."""
 
+import math
 from collections.abc import Sequence
 
 from plans.cluster import ClusterSpec, Link
@@ -58,6 +59,7 @@ def small_plan(
     min_lens = [1, *(max_len + 1 for max_len, _ in phases)]
     return completed(
         Plan(
+            hotspa_plan=1,
             model=model,
             cluster=cluster,
             precision=precision,
@@ -121,5 +123,8 @@ def completed(plan: Plan) -> Plan:
                 source=names[i], target=names[i + 1], time_s=0.015625, bytes=num_bytes, memory_bytes=max(memory)
             )
         )
-    step_time_s = sum(p.time_s for p in phases) + sum(s.time_s for s in switches) + plan.optimizer_s
-    return plan.model_copy(update={"phases": phases, "switches": tuple(switches), "step_time_s": step_time_s})
+    step_s = math.fsum([*(p.time_s for p in phases), *(s.time_s for s in switches), plan.optimizer_s])
+    solve = plan.solve.model_copy(update={"objective_s": step_s, "bound_s": step_s * (1 - plan.solve.gap)})
+    return plan.model_copy(
+        update={"phases": phases, "switches": tuple(switches), "step_time_s": step_s, "solve": solve}
+    )

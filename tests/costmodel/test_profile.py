@@ -65,7 +65,10 @@ def test_more_tensor_parallelism_is_faster_for_long_rows_and_never_fourfold() ->
         ("    copy: made up\n", '    copy: ""\n', "no provenance for copy"),
         ("hotspa_profile: 1\n", "", "hotspa_profile: missing"),
         ("hotspa_profile: 1\n", "hotspa_profile: 2\n", "hotspa_profile"),
+        ("hotspa_profile: 1\n", "hotspa_profile: true\n", ":1: hotspa_profile: true should be a whole number"),
         ("label: measured", "label: guessed", "label"),
+        ("precision: fp32", "precision: fp16", "models[0].precision: \"fp16\" should be 'bf16', 'fp32' or 'fp64'"),
+        ("logit_bytes: 8.0", "logit_bytes: -8.0", "models[0].memory.logit_bytes: -8.0 should be greater than"),
     ],
 )
 def test_a_bad_profile_is_refused_with_its_line(tmp_path: Path, old: str, new: str, message: str) -> None:
@@ -115,3 +118,10 @@ def test_the_digest_is_of_the_content(tmp_path: Path) -> None:
     path.write_text("# measured on a quiet evening\n" + record_text(profile))
     assert load_profile(path).digest == profile.digest
     assert profile.model_copy(update={"copy_bytes_per_s": 2e9}).digest != profile.digest
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "a\0b"])
+def test_a_name_that_no_file_has_is_refused(name: str) -> None:
+    """In one line like any other wrong name."""
+    with pytest.raises(InputError, match="no such file, and no shipped profile"):
+        load_profile(name)

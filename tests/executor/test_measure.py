@@ -128,7 +128,7 @@ def sleep_longer(rank: int, world_size: int) -> list[tuple[float, int]]:
 def test_a_time_is_the_median_of_the_slowest_rank_after_a_warm_up() -> None:
     """Cold caches and idle ranks would make every figure wrong."""
     for (seconds, repeats), (late, calls) in run_ranks(2, sleep_longer):
-        assert 0.04 <= seconds < 0.2
+        assert 0.04 <= seconds < 0.29
         assert not late and 3 <= repeats == calls - 1 <= 9
 
 

@@ -60,14 +60,14 @@ def test_activations_are_freed_as_soon_as_their_backward_pass_is_done() -> None:
 
 
 def warm_up_seconds(rank: int, world_size: int) -> float:
-    """Time until the third forward pass begins on this rank, when the first one of rank 1 takes 1 s."""
+    """Time until the third forward pass begins on this rank, when the first one of rank 1 takes 3 s."""
     begun: list[float] = []
 
     class SlowStage(Stage):
         def forward(self, weights: Weights, x_TD: Tensor | None, micro_batch: MicroBatch) -> Tensor:
             begun.append(time.monotonic())
             if rank == 1 and len(begun) == 1:
-                time.sleep(1)
+                time.sleep(3)
             return super().forward(weights, x_TD, micro_batch)
 
     weights = shards(layout(MODEL, Strategy.parse("pp4")), rank, make_weights())
@@ -79,7 +79,7 @@ def warm_up_seconds(rank: int, world_size: int) -> float:
 
 def test_a_slow_stage_does_not_hold_up_the_forward_passes_before_it() -> None:
     """A send that waits for its receiver would serialise the warm-up, which the planner prices as overlapping."""
-    assert run_ranks(4, warm_up_seconds)[0] < 0.8
+    assert run_ranks(4, warm_up_seconds)[0] < 2.8
 
 
 def test_without_micro_batches_nothing_is_computed() -> None:

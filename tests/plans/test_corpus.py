@@ -276,3 +276,51 @@ def test_a_process_reads_no_more_than_it_asks_for(tmp_path: Path) -> None:
     documents_seen, resident_mib = map(int, run.stdout.split())
     assert documents_seen == megabytes
     assert resident_mib < megabytes / 2
+
+
+def word_tokenizer(path: Path, **changes: object) -> Path:
+    """A tokenizer of four words."""
+    vocab = {"[UNK]": 0, "hello": 1, "world": 2, "there": 3}
+    content: dict[str, object] = {
+        "version": "1.0",
+        "model": {"type": "WordLevel", "vocab": vocab, "unk_token": "[UNK]"},
+        "pre_tokenizer": {"type": "Whitespace"},
+        **dict.fromkeys(("truncation", "padding", "normalizer", "decoder", "post_processor")),
+        "added_tokens": [],
+    }
+    path.write_text(json.dumps({**content, **changes}), encoding="utf-8")
+    return path
+
+
+def test_a_tokenizer_that_was_saved_with_cutting_and_filling_does_neither(tmp_path: Path) -> None:
+    """Law: no token of a document is dropped, and none is made up."""
+    saved = word_tokenizer(
+        tmp_path / "tokenizer.json",
+        truncation={"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0},
+        padding={
+            "strategy": {"Fixed": 5}, "direction": "Right", "pad_to_multiple_of": None,
+            "pad_id": 0, "pad_type_id": 0, "pad_token": "[UNK]",
+        },
+    )  # fmt: skip
+    (tmp_path / "text.txt").write_text("hello world there hello", encoding="utf-8")
+    rows = json_lines(tmp_path / "rows.jsonl", {"text": "there"})
+    assert documents(open_corpus([tmp_path / "text.txt", rows], str(saved))) == [[1, 2, 3, 1], [3]]
+
+
+def test_a_vocabulary_with_gaps_is_as_large_as_its_largest_id(tmp_path: Path) -> None:
+    """The embedding has a row for every id up to it, however many words there are."""
+    vocab = {"[UNK]": 0, "hello": 9}
+    saved = word_tokenizer(
+        tmp_path / "tokenizer.json", model={"type": "WordLevel", "vocab": vocab, "unk_token": "[UNK]"}
+    )
+    (tmp_path / "text.txt").write_text("hello", encoding="utf-8")
+    corpus = open_corpus([tmp_path / "text.txt"], str(saved))
+    assert (corpus.vocab_size, documents(corpus)) == (10, [[9]])
+
+
+def test_stored_ids_that_no_vocabulary_has_are_refused(tmp_path: Path) -> None:
+    """The digest holds 4 bytes of each."""
+    np.save(tmp_path / "ids.npy", np.array([1, 2**31]))
+    np.save(tmp_path / "ids.offsets.npy", np.array([0]))
+    with pytest.raises(InputError, match=r"ids.npy: the id 2147483648 is more than any vocabulary has"):
+        open_corpus([tmp_path / "ids.npy"])

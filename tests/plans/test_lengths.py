@@ -72,6 +72,10 @@ def test_the_written_list_keeps_its_order(tmp_path: Path) -> None:
         ("l.txt", b"3 4\n", "l.txt:1: a length is an integer of at least 1, got '3 4'"),
         ("l.txt", b"1e3\n", "l.txt:1: a length is an integer of at least 1, got '1e3'"),
         ("l.txt", b"9" * 30, "l.txt:1: a length is an integer of at least 1"),
+        ("l.txt", b"3\n2147483649\n", "l.txt:2: a length is at most 2147483648, got 2147483649"),
+        ("l.jsonl", b'{"length": 2147483649}\n', "l.jsonl:1: a length is at most 2147483648, got 2147483649"),
+        ("l.jsonl", b"[" * 100_000, "l.jsonl:1: nested too deeply"),
+        ("l.npy", b"PK\x03\x04 an archive", "l.npy: not a .npy file"),
         ("l.txt", b"", "l.txt: there are no sequences"),
         ("l.txt.gz", b"no gzip", "l.txt.gz: not a sound .gz file"),
         ("l.txt.gz", gzip.compress(b"1\n2\n")[:-9], "l.txt.gz: not a sound .gz file"),
@@ -100,6 +104,7 @@ def test_a_list_that_cannot_be_read_is_refused_with_its_place(
     ("array", "message"),
     [
         (np.array([3, 0]), "item 1: a length is at least 1, got 0"),
+        (np.array([3, 2**63], dtype=np.uint64), "item 1: a length is at most 2147483648, got 9223372036854775808"),
         (np.array([3.0]), "1 dims of float64; one dim of integers expected"),
         (np.array([[3]]), "2 dims of int64; one dim of integers expected"),
         (np.array([], dtype=np.int64), "there are no sequences"),
@@ -202,3 +207,28 @@ def test_buckets_of_lengths_beyond_max_len_are_refused() -> None:
         length_buckets(lengths_of(4, 12), 2, 8)
     with pytest.raises(InputError, match="num_buckets is at least 1"):
         length_buckets(lengths_of(4), 0, 8)
+
+
+def test_an_archive_of_arrays_under_another_name_is_refused(tmp_path: Path) -> None:
+    """numpy opens it, and gives something else than an array."""
+    np.savez(tmp_path / "l.npz", np.array([3]))
+    (tmp_path / "l.npz").rename(tmp_path / "l.npy")
+    with pytest.raises(InputError, match=r"l.npy: not a .npy file"):
+        load_lengths(str(tmp_path / "l.npy"))
+
+
+@pytest.mark.parametrize("shape", ["(1000000000000,)", "(-1,)", "(10**9,)", "((" * 300])
+def test_an_array_that_promises_more_than_the_file_holds_is_refused(tmp_path: Path, shape: str) -> None:
+    """Before memory is asked for."""
+    head = f"{{'descr': '<i8', 'fortran_order': False, 'shape': {shape}, }}".ljust(1013) + "\n"
+    (tmp_path / "l.npy").write_bytes(b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head.encode())
+    with pytest.raises(InputError, match=r"l.npy: not a .npy file") as caught:
+        load_lengths(str(tmp_path / "l.npy"))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "a\0b", "x" * 5000 + ".txt", "a\0b.txt", "a\0b.npy"])
+def test_a_name_that_no_file_has_is_refused(name: str) -> None:
+    """In one line like any other wrong name."""
+    with pytest.raises(InputError):
+        load_lengths(name)

@@ -4,7 +4,7 @@ import pytest
 
 from plans.errors import InputError
 from plans.layout import home_layout, layout
-from plans.memory import MemoryRule, phase_memory, switch_memory
+from plans.memory import MemoryRule, kept_numels, phase_memory, switch_memory
 from plans.model import ModelSpec, Precision
 from plans.strategy import Strategy
 
@@ -75,14 +75,14 @@ def test_a_tp_without_a_coefficient_is_refused_with_those_there_are() -> None:
 
 
 def test_a_switch_holds_both_layouts_and_its_staging() -> None:
-    """dp2 to tp2 in bf16: the old and the new layout, home, and the buffers of what is sent and received."""
+    """dp2 to tp2 in bf16: both layouts, norms once since they stay, home, buffers of what is sent and received."""
     dp2, tp2 = layout(MODEL, Strategy.parse("dp2")), layout(MODEL, Strategy.parse("tp2"))
     home = home_layout(MODEL, Strategy.parse("dp2"))
     memory = switch_memory(dp2, tp2, home, RULE, Precision.bf16, ranks_per_node=2, staging_bytes=10**9)
     norms = 5 * 4
     half = (372 - norms) // 2  # of what tp divides: gradients sent, and as many received
     for rank in (0, 1):
-        expected = 6 * 372 + 6 * (half + norms) + 12 * home.numels[rank] + 2 * 4 * half + 1000
+        expected = 6 * 372 + 6 * half + 12 * home.numels[rank] + 2 * 4 * half + 1000
         assert memory[rank] == expected
     assert sum(home.numels) == 372
 
@@ -94,3 +94,28 @@ def test_small_staging_bounds_a_switch() -> None:
     large, small = (switch_memory(dp2, tp2, home, RULE, Precision.bf16, 2, staging) for staging in (10**9, 1))
     # All that tp divides against half an embedding given away and half received, in fp32.
     assert large[0] - small[0] == 2 * 4 * 176 - 2 * 4 * 20
+
+
+def test_context_parallel_divides_logits() -> None:
+    """The head, too, sees only the rank's own tokens."""
+    cp2 = Strategy.parse("cp2")
+    memory = phase_memory(layout(MODEL, cp2), home_layout(MODEL, cp2), (10,), RULE, Precision.bf16)
+    assert [rank.logits for rank in memory] == [10 * 10 * 6 // 2] * 2
+
+
+@pytest.mark.parametrize(("source", "target"), [("dp4", "tp2pp2"), ("dp2pp2", "tp2pp2"), ("dp2tp2", "dp2tp2")])
+@pytest.mark.parametrize("home", [False, True])
+def test_what_stays_is_counted_box_by_box(source: str, target: str, home: bool) -> None:
+    """Layers are counted by runs; the sum must be that over every single parameter."""
+    old = layout(MODEL, Strategy.parse(source))
+    new = (home_layout if home else layout)(MODEL, Strategy.parse(target))
+    for rank, kept in enumerate(kept_numels(old, new)):
+        after = new.boxes[rank]
+        assert kept == sum(box.numel for name, box in old.boxes[rank].items() if after.get(name) == box)
+
+
+@pytest.mark.parametrize("activation_bytes", [{0: 1.0}, {-1: 1.0}, {1: 0.0}, {1: -2.0}])
+def test_a_rule_without_bytes_is_no_rule(activation_bytes: dict[int, float]) -> None:
+    """With nothing kept per token every micro-batch would fit."""
+    with pytest.raises(ValueError, match="greater than"):
+        MemoryRule(reserved_bytes=0, activation_bytes=activation_bytes, logit_bytes=6.0)

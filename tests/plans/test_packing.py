@@ -92,3 +92,11 @@ def test_a_sequence_longer_than_every_micro_batch_is_refused_with_the_limit() ->
 def test_no_sequences_leave_every_replica_empty() -> None:
     """A phase without sequences still has its replicas."""
     assert pack([], [2, 1], [rule(8), rule(8)]) == ((), (), ())
+
+
+@pytest.mark.parametrize("kinds", [1, 2])
+def test_sequences_that_cost_nothing_are_dealt_by_their_tokens(kinds: int) -> None:
+    """A profile may not tell the seconds of short rows; one replica must not get them all."""
+    packed = pack([4, 3, 3, 2, 2, 2], [2] * kinds, [rule(8, token_s=0.0)] * kinds)
+    loads = [sum([4, 3, 3, 2, 2, 2][i] for row in replica for i in row) for replica in packed]
+    assert sorted(loads) == ([8, 8] if kinds == 1 else [3, 4, 4, 5])

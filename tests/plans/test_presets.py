@@ -81,10 +81,15 @@ def test_a_model_file_is_read(tmp_path: Path) -> None:
         ("lama-7b", "lama-7b: unknown model (did you mean llama-7b"),
         (
             "qwerty",
-            "qwerty: unknown model (known: llama-13b, llama-32b, llama-7b, llama3-8b, mistral-7b, qwen2.5-0.5b, qwen3-0.6b, tiny)",
+            "qwerty: unknown model (known: llama-13b, llama-32b, llama-7b, llama3-8b, mistral-7b, "
+            "qwen2.5-0.5b, qwen3-0.6b, tiny)",
         ),
         ("missing.yaml", "missing.yaml: No such file"),
         ("missing.json", "missing.json: No such file"),
+        ("x" * 5000, ": unknown model (known: "),
+        ("x" * 5000 + ".json", ": File name too long"),
+        ("a\0b", ": unknown model (known: "),
+        ("a\0b.json", "'a\\x00b.json': embedded null byte"),
     ],
 )
 def test_an_unknown_model_is_refused_with_the_nearest_names(name: str, message: str) -> None:
@@ -197,7 +202,14 @@ def test_features_that_no_class_has_together_are_not_written() -> None:
         ({"attention_dropout": 0.1}, ":15: attention_dropout 0.1 is not supported; supported: 0"),
         ({"quantization_config": {"bits": 4}}, ':15: quantization_config {"bits": 4} is not supported'),
         ({"sliding_window": 4096}, ":15: sliding_window 4096 is not supported; supported: null"),
-        ({"rope_scaling": {"type": "linear"}}, ':15: rope_scaling {"type": "linear"} is not supported'),
+        ({"rope_scaling": {"type": "linear"}}, ':15: rope_scaling.type "linear" is not supported'),
+        ({"rope_parameters": {"factor": 2.0}}, ":15: rope_parameters.factor 2.0 is not supported"),
+        (
+            {"rope_parameters": {"partial_rotary_factor": 0.5}},
+            ":15: rope_parameters.partial_rotary_factor 0.5 is not supported; supported: 1",
+        ),
+        ({"rope_parameters": 3}, ":15: rope_parameters 3 is not supported; supported: null"),
+        ({"auto_map": {"AutoModel": "x.Y"}}, ':15: auto_map {"AutoModel": "x.Y"} is not supported; supported: null'),
         ({"attention_bias": True}, ":15: attention_bias true is not supported; supported: false"),
         ({"mlp_bias": True}, ":15: mlp_bias true is not supported"),
         ({"hidden_act": "gelu"}, ':5: hidden_act "gelu" is not supported; supported: "silu", "swish"'),
@@ -254,6 +266,8 @@ def test_a_cluster_file_is_read(tmp_path: Path) -> None:
         ("a800-80g:0x8", "a800-80g:0x8: not a cluster"),
         ("local:2x4", "local:2x4: not a cluster"),
         ("local:0", "local:0: not a cluster"),
+        ("local:99999999999999999999", "local:99999999999999999999: not a cluster"),
+        ("local:99999999", "local:99999999: 99999999 ranks; at most 65536"),
         ("missing.yaml", "missing.yaml: No such file"),
     ],
 )
@@ -267,3 +281,33 @@ def test_every_preset_is_readable() -> None:
     """A preset with a typo would be found by its first user."""
     assert [load_model(name).name for name in preset_names("models")] == preset_names("models")
     assert set(preset_names("clusters")) == {"a800-80g", "local"}
+
+
+def test_plain_rotary_settings_are_read_wherever_they_stand(tmp_path: Path) -> None:
+    """Some tools write `rope_scaling` for a model that scales nothing."""
+    plain = {"rope_type": "default", "partial_rotary_factor": 1.0}
+    assert load_model(str(config(tmp_path, rope_scaling={"rope_type": "default"}))).rope_theta == 500000.0
+    assert load_model(str(config(tmp_path, rope_parameters=plain))).rope_theta == 500000.0
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"a": 1,\n"b": {},\n"a": 2}', ':3: "a" stands in one object a second time'),
+        ('{"a": ' + "1" * 5000 + "}", ":1: not JSON: Exceeds the limit"),
+        ("[" * 100_000, ":1: nested too deeply"),
+    ],
+    ids=["duplicate", "digits", "depth"],
+)
+def test_json_that_python_would_stumble_over_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    """Of two equal keys Python takes the last one, in silence."""
+    path = tmp_path / "config.json"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match=re.escape(f"{path}{message}")):
+        load_model(str(path))
+
+
+def test_a_model_has_the_last_part_of_its_name(tmp_path: Path) -> None:
+    """The first one is a user or a folder of the machine that saved it."""
+    assert load_model(str(config(tmp_path, _name_or_path="/home/me/models/small"))).name == "small"
+    assert load_model(str(config(tmp_path, _name_or_path="."))).name == "checkpoint"

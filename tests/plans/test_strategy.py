@@ -105,7 +105,10 @@ def test_more_stages_than_layers_are_refused_with_the_largest_legal_number() -> 
 @pytest.mark.parametrize(
     ("text", "num_ranks", "message"),
     [
-        ("dp4", 8, "dp4 has 4 ranks, the cluster has 8"),
+        ("dp4", 8, "dp4 has 4 ranks, the cluster has 8; nearest dp8"),
+        ("dp3tp2", 8, "dp3tp2 has 6 ranks, the cluster has 8; nearest dp4tp2"),
+        ("tp4", 8, "tp4 has 4 ranks, the cluster has 8; nearest dp8"),
+        ("1xtp2pp2+3xtp1", 8, "has 7 ranks, the cluster has 8; nearest 1xtp2pp2+4xtp1"),
         ("tp4", 4, "tp 4 does not divide the 2 kv heads; the nearest legal tp is 2"),
         ("tp3", 3, "tp 3 does not divide the 2 kv heads; the nearest legal tp is 2"),
         ("pp8", 8, "pp 8 is more than the 4 layers; the nearest legal pp is 4"),

@@ -1,5 +1,6 @@
 """Strict files: what YAML guesses we refuse, and every refusal names the line, the key and what would be right."""
 
+import os
 import re
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from plans.files import write_text
 from plans.memory import MemoryRule
 from plans.record import Record
 from plans.strict_yaml import parse_record, read_record, record_text
+from plans.yaml_text import parse_yaml
 
 CLUSTER = """\
 name: lab
@@ -76,7 +78,15 @@ def test_a_sound_file_is_read(tmp_path: Path) -> None:
         (CLUSTER, "# nothing\n", "c.yaml:1: the file is empty"),
         (CLUSTER, "- 1\n", "c.yaml:1: keys of a ClusterSpec expected, found a list"),
         (CLUSTER, "just words", 'c.yaml:1: keys of a ClusterSpec expected, found "just words"'),
-        (CLUSTER, "[" * 5000, "c.yaml:1: nested too deeply"),
+        (CLUSTER, "[" * 5000, "c.yaml:1: nested too deeply; at most 100 levels"),
+        ("nodes: 1", "nodes:\n  " + "[" * 100 + "]" * 100, "c.yaml:3: nested too deeply; at most 100 levels"),
+        ("name: lab", 'name: "\\uD800"', "c.yaml:1: name: U+D800 is half a character"),
+        ("nodes: 1", '"n\\uDFFF": 1', "c.yaml:2: U+DFFF is half a character"),
+        ("nodes: 1", 'nodes: "\\U00110000"', "c.yaml:2: not YAML: an escape that names no character"),
+        ("nodes: 1", "nodes: 65537", "c.yaml:1: 65537 nodes"),
+        ("latency_s: 1e-5", "latency_s: 3601", "c.yaml:6: intra.latency_s: 3601 should be less than or equal to 3600"),
+        ("3.0e9", "0.5", "c.yaml:7: intra.bandwidth_bytes_per_s: 0.5 should be greater than or equal to 1"),
+        ("3.0e9", "1e16", "c.yaml:7: intra.bandwidth_bytes_per_s: 1e+16 should be less than or equal to"),
     ],
 )
 def test_every_fault_is_one_line_with_its_place(old: str, new: str, message: str) -> None:
@@ -94,7 +104,7 @@ def test_every_fault_is_one_line_with_its_place(old: str, new: str, message: str
 )
 def test_numbers_are_those_of_yaml_1_2(text: str, value: float) -> None:
     """Plain PyYAML reads 1e-5 as a string."""
-    assert parse(CLUSTER.replace("1e-5", text)).intra.latency_s == value
+    assert parse_yaml(f"x: {text}\n", "c.yaml")[0] == {"x": value}
 
 
 @pytest.mark.parametrize("word", ["no", "yes", "on", "off", "y", "NO", "1:30", "2024-01-01", "0x", "'7'", '"null"'])
@@ -238,3 +248,49 @@ def test_a_write_into_a_missing_folder_is_refused(tmp_path: Path) -> None:
     """The message names the path that was asked for, not the temporary one."""
     with pytest.raises(InputError, match=re.escape(f"{tmp_path / 'no' / 'plan.yaml'}: cannot be written")):
         write_text(tmp_path / "no" / "plan.yaml", "text")
+
+
+@pytest.mark.parametrize("key", ["01", "+1", "1.0", "1_0", "' 1'", "-1", "0", "true"])
+def test_a_degree_is_written_in_one_way(key: str) -> None:
+    """`1` and `01` in one mapping would be one degree with two values."""
+    text = f"reserved_bytes: 1\nactivation_bytes:\n  1: 2.0\n  {key}: 3.0\nlogit_bytes: 4.0\n"
+    with pytest.raises(InputError, match=re.escape("r.yaml:4: activation_bytes.")):
+        parse_record(text, MemoryRule, "r.yaml")
+
+
+def test_a_written_file_keeps_its_mode_and_the_link_to_it(tmp_path: Path) -> None:
+    """A plan that colleagues may read stays one; a link to the newest plan stays a link."""
+    path, link = tmp_path / "plan.yaml", tmp_path / "newest.yaml"
+    path.write_text("old", encoding="utf-8")
+    path.chmod(0o640)
+    link.symlink_to(path.name)
+    write_text(link, "new")
+    assert link.is_symlink()
+    assert path.read_text(encoding="utf-8") == "new"
+    assert path.stat().st_mode & 0o777 == 0o640
+
+
+def test_what_is_no_file_is_written_in_place(tmp_path: Path) -> None:
+    """`-o /dev/stdout` prints; a pipe is not replaced by a file."""
+    write_text("/dev/null", "text")
+    assert Path("/dev/null").is_char_device()
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_text(pipe, "text")
+    assert os.read(reader, 9) == b"text"
+    os.close(reader)
+    assert pipe.is_fifo()
+
+
+@pytest.mark.parametrize("name", ["", ".", "a\0b", "x" * 5000])
+def test_a_name_that_no_file_has_is_refused_for_writing(name: str) -> None:
+    """`-o .` is a slip, not a traceback."""
+    with pytest.raises(InputError, match="cannot be written"):
+        write_text(name, "text")
+
+
+def test_a_long_name_is_written(tmp_path: Path) -> None:
+    """The temporary file beside it needs a shorter one."""
+    write_text(tmp_path / ("x" * 255), "text")
+    assert [p.name for p in tmp_path.iterdir()] == ["x" * 255]

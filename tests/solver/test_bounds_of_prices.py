@@ -93,7 +93,8 @@ def test_no_switch_is_faster_than_its_bound(model: str, cluster: str) -> None:
         assert bound_s <= seconds
         if seconds > 0.01:
             ratios.append(bound_s / seconds)
-    assert model == "tiny" or np.median(ratios) > 0.9
+    # Rounds, in which ranks wait for one another, are priced but not bounded; a bound of 0 would pass without this.
+    assert model == "tiny" or np.median(ratios) > 0.75
 
 
 def test_boxes_hold_what_the_layouts_hold() -> None:
