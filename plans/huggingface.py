@@ -10,7 +10,7 @@ from pathlib import Path
 
 from plans.errors import InputError
 from plans.files import read_text
-from plans.model import Family, Llama3Rope, ModelSpec
+from plans.model import Family, ModelSpec
 from plans.strict_yaml import validate
 from plans.yaml_text import Lines
 
