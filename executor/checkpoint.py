@@ -117,7 +117,7 @@ def find_checkpoint(place: Path) -> Path:
         found = {int(match[1]): path for path in _folders(root) if (match := _NAME.fullmatch(path.name))}
         if found:
             return found[max(found)]
-    raise InputError(f"--resume {place}: no complete checkpoint there")
+    raise InputError(f"{place}: no complete checkpoint there")
 
 
 def open_checkpoint(folder: Path, plan: Plan) -> Progress:

@@ -1,6 +1,5 @@
 """Trained weights as a Hugging Face folder: from a running engine, or from a checkpoint by one process."""
 
-import logging
 from pathlib import Path
 
 import torch
@@ -61,7 +60,6 @@ def export_checkpoint(
     writer = FolderWriter(folder, model, weight_dtype(precision or progress.precision), max_file_bytes=max_file_bytes)
     writer.begin()
     dtype = gradient_dtype(progress.precision)
-    logging.getLogger("torch.distributed.checkpoint").setLevel(logging.ERROR)  # one process is what we want
     reader = FileSystemReader(source)
     for parameter, layer in every_parameter(model):
         name = parameter.full_name(layer)

@@ -84,7 +84,7 @@ class Checkpoint:
         extra = [name for name in self._files if name not in needed and not name.endswith(_NO_WEIGHTS)]
         if model.tied_embeddings and HEAD in extra:  # some write the head although it is the embedding
             self._require_shape(HEAD, needed[EMBEDDING], model)
-            self._require_equal(HEAD, EMBEDDING, Box(0, *needed[EMBEDDING][:1], 0, model.hidden_size))
+            self._require_equal(HEAD, EMBEDDING, Box(0, model.vocab_size, 0, model.hidden_size))
             extra.remove(HEAD)
         if extra:
             raise InputError(f"{self._place[extra[0]]}: {extra[0]} is no parameter of {model.name}{_more(extra)}")

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -31,6 +32,8 @@ from plans.model import ModelSpec
 MAX_FILE_BYTES = 4 * 2**30
 _DTYPES = {torch.bfloat16: "BF16", torch.float32: "F32", torch.float64: "F64"}
 _ALIGNMENT = 8
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Integers of the same size: numpy has no bf16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,28 +76,32 @@ class FolderWriter:
         self._files, self._places = _plan_files(model, dtype, max_file_bytes)
 
     def begin(self) -> None:
-        """Make all files, of full size and with their heads. One writer does it, before the others write."""
-        shutil.rmtree(self._partial, ignore_errors=True)
-        self._partial.mkdir(parents=True)
-        for file in self._files:
-            with (self._partial / file.name).open("xb") as opened:
-                opened.write(file.head)
-                opened.truncate(file.num_bytes)
+        """Make all files, of full size and with their heads. One writer does it, before the others write.
+
+        Raises:
+            InputError: the folder cannot be made.
+        """
+        try:
+            shutil.rmtree(self._partial, ignore_errors=True)
+            self._partial.mkdir(parents=True)
+            for file in self._files:
+                with (self._partial / file.name).open("xb") as opened:
+                    opened.write(file.head)
+                    opened.truncate(file.num_bytes)
+        except OSError as error:
+            raise InputError(f"{self._folder}: cannot be written: {error.strerror or error}") from None
 
     def write(self, name: str, box: Box, tensor: Tensor) -> None:
         """Put a box of a parameter into place, in the number format of the folder."""
         place = self._places[name]
-        integers, view = _bits(self._dtype)
-        values = tensor.detach().to(device="cpu", dtype=self._dtype).contiguous().view(view).numpy()
-        mapped = np.memmap(
-            self._partial / place.file, dtype=integers, mode="r+", offset=place.offset, shape=place.shape
-        )
-        rows = slice(box.row0, box.row1)
-        if len(place.shape) == 1:
-            mapped[rows] = values
-        else:
-            mapped[rows, box.col0 : box.col1] = values
-        mapped.flush()
+        integers = _BITS[self._dtype.itemsize]
+        values = tensor.detach().to(device="cpu", dtype=self._dtype).contiguous().view(integers).numpy()
+        width = place.shape[1] if len(place.shape) == 2 else 1
+        whole_rows = box.cols == width
+        # Written, not mapped: over a network a mapped page is sent whole, with what other ranks have on it.
+        with (self._partial / place.file).open("r+b", buffering=0) as file:
+            for row, part in enumerate((values,) if whole_rows else values, box.row0):
+                _put(file.fileno(), part, place.offset + (row * width + box.col0) * self._dtype.itemsize)
 
     def end(self) -> None:
         """Write config and index and give the folder its name. One writer does it, when the others are done."""
@@ -110,6 +117,13 @@ class FolderWriter:
             }
             write_text(self._partial / INDEX_NAME, json.dumps(index, indent=2) + "\n")
         self._partial.rename(self._folder)
+
+
+def _put(file: int, values: npt.NDArray[np.integer], offset: int) -> None:
+    left = memoryview(values).cast("B")
+    while left:
+        written = os.pwrite(file, left, offset)
+        left, offset = left[written:], offset + written
 
 
 def _plan_files(
@@ -145,8 +159,3 @@ def _groups(model: ModelSpec, itemsize: int, max_file_bytes: int) -> Iterator[di
         group[parameter.full_name(layer)] = (parameter.rows,) if parameter.vector else (parameter.rows, parameter.cols)
         size += num_bytes
     yield group
-
-
-def _bits(dtype: torch.dtype) -> tuple[type[np.signedinteger], torch.dtype]:
-    """Integers of the same size: numpy has no bf16."""
-    return {2: (np.int16, torch.int16), 4: (np.int32, torch.int32), 8: (np.int64, torch.int64)}[dtype.itemsize]

@@ -24,7 +24,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 
-ModelName = Annotated[str, typer.Option("--model", help="Preset, model.yaml, or a Hugging Face config.json.")]
+ModelName = Annotated[str, typer.Option("--model", help="Preset, model.yaml, or a Hugging Face folder or config.json.")]
 ClusterName = Annotated[str, typer.Option("--cluster", help="Preset like a800-80g:2x8 or local:2, or cluster.yaml.")]
 ProfileName = Annotated[
     str, typer.Option("--profile", help="Shipped profile (a800-80g) or a file of `hotspa profile`.")
@@ -210,6 +210,23 @@ def show(plan: Annotated[Path, typer.Argument(help="The plan file.")], as_json: 
 
 
 app.command(epilog="Example: hotspa run plan.yaml --data corpus.jsonl --steps 20 --out runs/first")(run)
+
+
+@app.command(epilog="Example: hotspa export runs/first -o exported")
+def export(
+    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, or the folder of a run: its newest.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The Hugging Face folder to make; it must not exist.")],
+    precision: Annotated[
+        str | None, typer.Option("--precision", help="Of the written weights; by default that of the run.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write trained weights as a Hugging Face folder: config.json and safetensors."""
+    from hotspa.exporting import export as write_folder
+    from plans.model import Precision
+
+    chosen = None if precision is None else Precision(_choice("--precision", precision, tuple(Precision)))
+    write_folder(checkpoint, output, chosen, as_json=as_json)
 
 
 @app.command(epilog="Example: hotspa doctor")

@@ -195,9 +195,9 @@ def _flat_rope(config: dict[str, object], text: str, path: Path) -> dict[str, ob
         place = f"{path}:{_line(text, outer)}: {outer}"
         if found is not None and not isinstance(found, dict):
             raise InputError(f"{place} {json.dumps(found)} is not supported; supported: null")
-        for key in found or ():
+        for key, value in (found or {}).items():
             if key not in _ROTARY_KEYS:
-                raise InputError(f"{place}.{key} {json.dumps(found[key])} is not supported")
+                raise InputError(f"{place}.{key} {json.dumps(value)} is not supported")
     inner = config.get("rope_parameters")
     if not isinstance(inner, dict):
         return config

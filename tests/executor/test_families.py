@@ -7,9 +7,13 @@ import torch
 from torch import Tensor
 
 from executor.groups import Groups
+from executor.init import initial_weight
 from executor.optimizer import OptimizerOptions
+from executor.specimens import Specimen, both_passes
 from executor.step import Engine
+from executor.tensor_parallel import TensorParallel
 from plans.check import judge
+from plans.layout import Box
 from plans.model import EMBEDDING, HEAD, Llama3Rope, ModelSpec, Precision
 from plans.plan import Plan
 from tests.executor.reference import reference_loss_and_gradients
@@ -136,3 +140,20 @@ def test_both_copies_of_a_tied_embedding_are_bit_equal_after_three_steps(precisi
     assert first.shape == (67, 32) and torch.equal(first_before, last_before)
     assert torch.equal(first, last)
     assert not torch.equal(first, first_before)
+
+
+@pytest.mark.parametrize("model", [EVERYTHING, UNTIED], ids=lambda model: str(model.name))
+def test_parts_of_such_a_model_can_be_measured(model: ModelSpec) -> None:
+    """A profile is fitted for the user's model, whatever its features."""
+    specimen = Specimen(model, Precision.fp32, TensorParallel(), 2, torch.device("cpu"))
+    for forward in (specimen.embedding(8), specimen.layers([5, 3]), specimen.head(8)):
+        assert all(seconds > 0 for seconds in both_passes(forward))
+
+
+def test_biases_begin_at_zero_and_norms_at_one() -> None:
+    """A bias of one shifts every query from the start."""
+    for parameter in EVERYTHING.parameters:
+        if parameter.vector:
+            box = Box(0, parameter.rows, 0, 1)
+            weight = initial_weight(EVERYTHING, parameter, 0, box, 0, torch.float32)
+            assert torch.equal(weight, torch.full((parameter.rows,), float(not parameter.name.endswith("bias"))))

@@ -118,4 +118,4 @@ def test_what_stays_is_counted_box_by_box(source: str, target: str, home: bool) 
 def test_a_rule_without_bytes_is_no_rule(activation_bytes: dict[int, float]) -> None:
     """With nothing kept per token every micro-batch would fit."""
     with pytest.raises(ValueError, match="greater than"):
-        MemoryRule(reserved_bytes=0, activation_bytes=activation_bytes, logit_bytes=6.0)
+        MemoryRule(reserved_bytes=0, activation_bytes={"none": activation_bytes}, logit_bytes=6.0)
