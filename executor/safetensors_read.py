@@ -20,6 +20,7 @@ from torch import Tensor
 from executor.backbone import shape_of
 from plans.errors import InputError
 from plans.files import read_text
+from plans.huggingface import CONFIG_NAME, read_config
 from plans.layout import Box, Layout, every_parameter
 from plans.model import EMBEDDING, HEAD, ModelSpec
 
@@ -68,11 +69,16 @@ class Checkpoint:
         self._stack.close()
 
     def require(self, model: ModelSpec) -> None:
-        """The tensors are those of the model, each in its shape.
+        """The config is that of the model, and so are the tensors, each in its shape.
 
         Raises:
             InputError: the first that is not, by name.
         """
+        config = self._folder / CONFIG_NAME
+        stated = read_config(config).model_dump(exclude={"name"})
+        for key, value in model.model_dump(exclude={"name"}).items():
+            if stated[key] != value:  # most of them change no shape
+                raise InputError(f"{config}: its model has {key} {stated[key]}, {model.name} has {value}")
         needed = {
             parameter.full_name(layer): shape_of(Box(0, parameter.rows, 0, parameter.cols), vector=parameter.vector)
             for parameter, layer in every_parameter(model)

@@ -120,7 +120,7 @@ class FolderWriter:
 
 
 def _put(file: int, values: npt.NDArray[np.integer], offset: int) -> None:
-    left = memoryview(values.data).cast("B")
+    left = values.data.cast("B")
     while left:
         written = os.pwrite(file, left, offset)
         left, offset = left[written:], offset + written

@@ -174,5 +174,5 @@ def test_the_installed_command_shows_its_help() -> None:
     assert script.exists(), f"{script} is missing: run make env"
     run = subprocess.run([script, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert run.returncode == 0, run.stderr
-    for command in ("profile", "lengths", "solve", "compare", "check", "show", "run", "export", "doctor"):
+    for command in ("profile", "lengths", "solve", "compare", "check", "show", "run", "doctor"):
         assert command in run.stdout

@@ -17,6 +17,7 @@ from executor.options import RunOptions
 from executor.shards import whole_shapes
 from executor.train import _read
 from plans.errors import InputError
+from plans.huggingface import config_of
 from plans.model import Precision
 from plans.plan_file import write_plan
 from tests.executor.test_train import MODEL, command, plan, run, wait_for_lines, worker
@@ -115,6 +116,7 @@ def test_a_run_begins_with_the_weights_of_a_folder(folder: Path) -> None:
     weights["lm_head.weight"].zero_()
     (folder / "weights").mkdir()
     save_file(weights, folder / "weights" / "model.safetensors")
+    (folder / "weights" / "config.json").write_text(json.dumps(config_of(MODEL, "float64")), encoding="utf-8")
     done = run(training(folder, "out", "--init-from", str(folder / "weights"), steps=3))
     assert done.returncode == 0, done.stderr
     assert rows(folder, "out")[0]["loss"] == pytest.approx(math.log(256), abs=1e-12)

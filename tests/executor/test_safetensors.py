@@ -80,6 +80,14 @@ def test_tensors_that_are_not_those_of_the_model_are_refused(
         load_weights(folder, LLAMA, home_layout(LLAMA, Strategy.parse("dp1")), 0, torch.float32)
 
 
+def test_a_folder_of_a_model_that_only_computes_otherwise_is_refused(tmp_path: Path) -> None:
+    """Positions that turn at another speed fit into the same shapes."""
+    folder, home = folder_of(tmp_path / "model", LLAMA), home_layout(LLAMA, Strategy.parse("dp1"))
+    other = LLAMA.model_copy(update={"rope_theta": 500000.0})
+    with pytest.raises(InputError, match=r"config.json: its model has rope_theta 10000.0, llama has 500000.0"):
+        load_weights(folder, other, home, 0, torch.float32)
+
+
 def test_a_tied_head_that_is_stored_too_must_be_the_embedding(tmp_path: Path) -> None:
     """Some tools store both; if they differ the checkpoint says two things."""
     home, weights = home_layout(QWEN, Strategy.parse("dp1")), make_weights(QWEN, dtype=torch.float32)
