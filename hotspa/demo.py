@@ -21,9 +21,9 @@ from plans.plan_file import read_plan
 
 OUT = Path("runs/demo")
 MODEL = "tiny"
-SEQUENCES = 24  # of a mini_batch
+SEQUENCES = 16  # of a mini_batch
 MAX_LEN = 8192
-STEPS = 5
+STEPS = 4
 WARM_UP_STEPS = 1
 PLANNERS: tuple[PlannerName, ...] = ("static", "heuristic", "milp")
 # Declared, as for an accelerator: the longest files fit on one rank only when tp or pp divides the model over several.
