@@ -37,7 +37,7 @@ PrecisionName = Annotated[str, typer.Option("--precision", help="Weights and com
 Buckets = Annotated[int, typer.Option("--buckets", min=1, help="Cells of the length axis between which plans may cut.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of the sampled mini-batches and of the solver.")]
 BackendName = Annotated[str, typer.Option("--backend", help="MILP backend: cpsat, highs or cbc.")]
-TimeLimit = Annotated[float, typer.Option("--time-limit", min=0.001, help="Seconds for the solver.")]
+TimeLimit = Annotated[float, typer.Option("--time-limit", min=0.001, max=1e6, help="Seconds for the solver.")]
 Tokenizer = Annotated[str, typer.Option("--tokenizer", help="`bytes`, or a tokenizer.json.")]
 TextField = Annotated[str, typer.Option("--field", help="Field of a jsonl line that holds the text.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]

@@ -21,9 +21,9 @@ from plans.plan_file import read_plan
 
 OUT = Path("runs/demo")
 MODEL = "tiny"
-SEQUENCES = 12  # of a mini_batch
+SEQUENCES = 16  # of a mini_batch
 MAX_LEN = 8192
-STEPS = 5
+STEPS = 4
 WARM_UP_STEPS = 1
 PLANNERS: tuple[PlannerName, ...] = ("static", "heuristic", "milp")
 # Declared, as for an accelerator: the longest files fit on one rank only when tp or pp divides the model over several.
@@ -49,11 +49,13 @@ def main() -> int:
     cluster.write_text(cluster_text(num_ranks))
     print(f"corpus: {num_files} Python files of this interpreter's standard library, as bytes")
     print(f"cluster: {num_ranks} local ranks, one thread each; {MEMORY_BYTES / 2**20:.0f} MiB per rank, *declared*")
-    print("         as if each were an accelerator of that size, so that the longest files need tp or pp > 1\n")
+    print("         as if each were an accelerator of that size, so that the longest files need tp or pp > 1")
+    print(f"lengths: files over {MAX_LEN:,} bytes are skipped (plan and log count them): attention over them would")
+    print("         take minutes a step on a few cores\n")
     hotspa("profile", "--model", MODEL, "--nproc", num_ranks, "-o", profile)
     hotspa("lengths", corpus, "-o", lengths)
     inputs = ["--model", MODEL, "--cluster", cluster, "--profile", profile, "--lengths", lengths]
-    inputs += ["--sequences", SEQUENCES, "--max-len", MAX_LEN, "--overlong", "truncate", "--precision", "fp32"]
+    inputs += ["--sequences", SEQUENCES, "--max-len", MAX_LEN, "--overlong", "skip", "--precision", "fp32"]
     runs: dict[PlannerName, Run] = {}
     for planner in PLANNERS:
         plan, out = OUT / f"{planner}.yaml", OUT / planner

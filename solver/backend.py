@@ -11,6 +11,7 @@ Only the modules solver.backend* import ortools, pulp or highspy, and only the c
 import contextlib
 import importlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -27,6 +28,10 @@ from solver.values import Ended, RawAnswer, decode
 Backend = Literal["cpsat", "highs", "cbc"]
 BACKENDS: tuple[Backend, ...] = ("cpsat", "highs", "cbc")  # in the order in which they replace each other
 TOLERANCE = 1e-6  # relative: an objective this close to the bound is proven optimal
+
+
+_LONGEST_WAIT_S = 1e6  # what the system can wait for is limited; eleven days are enough
+_LONGEST_NOTE = 200  # characters of an error that go into a plan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,6 +82,8 @@ def judge(instance: Instance, raw: RawAnswer, name: Backend, incumbent: Choice |
         if incumbent is not None:
             raise ValueError("it calls a problem infeasible that has a solution")
         return Answer(choice=None, bound_s=None, backend=name, infeasible=True)
+    if raw.bound_s is not None and not 0 <= raw.bound_s < math.inf:
+        raise ValueError(f"its bound is {raw.bound_s} s")
     choice = decode(instance, raw.values) if raw.values is not None else None
     known = [incumbent] if incumbent is not None else []
     if choice is not None:
@@ -136,12 +143,13 @@ def run_child(instances: Sequence[Instance], backend: Backend, time_limit_s: flo
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        errors="replace",
         env=_child_environment(),
         start_new_session=True,
     )
     with child:
         try:
-            out, err = child.communicate(json.dumps(request), timeout=time_limit_s)
+            out, err = child.communicate(json.dumps(request), timeout=min(time_limit_s, _LONGEST_WAIT_S))
         except subprocess.TimeoutExpired:
             return [RawAnswer(ended=Ended.limit)] * len(instances)
         finally:
@@ -153,9 +161,9 @@ def run_child(instances: Sequence[Instance], backend: Backend, time_limit_s: flo
         if len(answers) == len(instances):
             return answers
         reason = f"{len(answers)} answers to {len(instances)} problems"
-    except (ValueError, KeyError, TypeError, IndexError):
+    except (ValueError, LookupError, TypeError, ArithmeticError):
         last = err.strip().splitlines()[-1:] or ["it said nothing"]
-        reason = f"exit code {child.returncode}, {last[0]}"
+        reason = f"exit code {child.returncode}, {last[0][:_LONGEST_NOTE]}"
     return [RawAnswer(ended=Ended.failed, note=reason)] * len(instances)
 
 

@@ -5,6 +5,7 @@ the variables hold fractional values. Hence every value is rounded with a check,
 anew.
 """
 
+import math
 from typing import Any
 
 import pulp
@@ -61,7 +62,8 @@ def _solver(name: str, time_limit_s: float, seed: int) -> Any:
 def _bound(problem: Any, solver_name: str, ended: Ended) -> float | None:
     """The solver's proven bound, in units. CBC tells none through PuLP, except by ending."""
     if solver_name == "highs":
-        return float(problem.solverModel.getInfo().mip_dual_bound)
+        bound = float(problem.solverModel.getInfo().mip_dual_bound)
+        return bound if math.isfinite(bound) else None  # -inf: stopped before its first relaxation
     return float(problem.objective.value()) if ended is Ended.optimal else None
 
 

@@ -163,7 +163,8 @@ class Search:
             draft = self._draft(narrowed, answer.choice)
             known.append((self.pool.prices.step_s(draft), draft))
         seconds, draft = self._best(known)
-        inside_s = self.pool.relaxation().bound_s if answer.bound_s is None else answer.bound_s
+        # A solver that was stopped early may know less than the relaxation did.
+        inside_s = max(self.pool.relaxation().bound_s, answer.bound_s or 0.0)
         bound_s = min(seconds, narrowed.bound_s, inside_s)
         status: Status = "feasible"
         if seconds - bound_s <= TOLERANCE * seconds:

@@ -2,8 +2,8 @@
 
 Prices are the cost model's: a phase is priced by really packing and scheduling the sampled mini_batches, a switch by
 its routes. A mini_batch without a sequence in the interval costs nothing there; the switches around the phase are
-charged all the same, though at run time an empty phase is skipped together with its switch. So a price is never too
-low for it.
+charged all the same, though at run time an empty phase is skipped together with its switch. Where the direct switch is
+dearer than the way through the empty phase, the price is too low for such a mini_batch: docs/formulation.md, section 6.
 """
 
 import math

@@ -63,6 +63,14 @@ def decode(instance: Instance, values: Values) -> Choice:
     Raises:
         ValueError: they describe none. That the choice is sound is for `instance.violations` to say.
     """
+    nodes = {node for source, target, _ in values.arcs for node in (source, target)} - {HOME}
+    for what, found, number in (
+        ("column", values.columns, len(instance.columns)),
+        ("home", values.homes, len(instance.homes)),
+        ("strategy", nodes, len(instance.strategies)),
+    ):
+        if unknown := [index for index in found if not 0 <= index < number]:
+            raise ValueError(f"there is no {what} {unknown[0]}")
     if len(values.homes) != 1:
         raise ValueError(f"{len(values.homes)} homes are chosen")
     home = values.homes[0]

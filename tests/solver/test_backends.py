@@ -100,6 +100,15 @@ def test_a_backend_that_cannot_run_says_why(monkeypatch: pytest.MonkeyPatch) -> 
         ('print(\'[{"ended": "optimal", "values": null, "bound_s": 1.0, "note": null}]\')', "optimal that is none"),
         ('print(\'[{"ended": "infeasible", "values": null, "bound_s": null, "note": null}]\')', "infeasible"),
         ('print(\'[{"ended": "limit", "values": null, "bound_s": 9.5, "note": null}]\')', "proves 9.5 s"),
+        ('print(\'[{"ended": "limit", "values": null, "bound_s": NaN, "note": null}]\')', "its bound is nan"),
+        ('print(\'[{"ended": "limit", "values": null, "bound_s": -Infinity, "note": null}]\')', "its bound is -inf"),
+        (
+            'print(\'[{"ended": "limit", "values": {"columns": [Infinity], "homes": [0], "arcs": []},'
+            ' "bound_s": null, "note": null}]\')',
+            "exit code 0",
+        ),
+        ("import sys; sys.stdout.buffer.write(bytes([255, 254]))", "exit code 0"),
+        ("import sys; sys.exit('x' * 10000)", "exit code 1"),
     ],
 )
 def test_a_backend_that_fails_is_named_and_the_next_one_solves(
@@ -111,6 +120,7 @@ def test_a_backend_that_fails_is_named_and_the_next_one_solves(
     assert answer.backend == "highs"
     assert answer.choice == Choice(0, (0, 1))
     assert answer.bound_s == pytest.approx(3.25, rel=1e-6)
+    assert len(answer.notes[0]) < 300
     assert len(answer.notes) == 1 and why in answer.notes[0] and "cpsat failed" in answer.notes[0]
 
 
@@ -124,12 +134,14 @@ def test_a_backend_that_fails_is_named_and_the_next_one_solves(
         Values(columns=(0, 1), homes=(0,), arcs=((-1, 0, 0), (0, -1, 0), (1, 1, None))),  # a cycle apart from home
         Values(columns=(0, 1), homes=(0,), arcs=((-1, 0, 0), (0, 1, None))),  # it never returns
         Values(columns=(0, 7), homes=(0,), arcs=BEST.arcs),
+        Values(columns=(0, 1), homes=(9,), arcs=BEST.arcs),
+        Values(columns=(0, 1), homes=(0,), arcs=((-1, 0, 0), (0, 9, None), (9, -1, 0))),
     ],
 )
 def test_an_answer_that_breaks_a_constraint_is_caught(values: Values) -> None:
     """Libraries have returned "Optimal" with values that violate the model; such a plan must never be written."""
     assert judge(SMALL, RawAnswer(ended=Ended.optimal, values=BEST, bound_s=3.25), "cpsat").choice is not None
-    with pytest.raises((ValueError, IndexError)):
+    with pytest.raises(ValueError):  # noqa: PT011 - each breaks it in its own way
         judge(SMALL, RawAnswer(ended=Ended.optimal, values=values, bound_s=3.25), "cpsat")
 
 

@@ -131,6 +131,16 @@ def test_without_any_backend_the_best_known_plan_is_returned(monkeypatch: pytest
     assert plan.solve.bound_s < plan.step_time_s
 
 
+def test_a_solver_that_is_stopped_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best known plan is returned with what the relaxation proves of it, however little the solver knew."""
+    told = '[{"ended": "limit", "values": null, "bound_s": 0.0, "note": null}]'
+    monkeypatch.setattr(backends, "child_command", lambda: [sys.executable, "-c", f"print({told!r})"])
+    plan = solve(problem("two nodes")).plan
+    assert plan.solve.status in ("feasible", "heuristic")
+    assert 0.5 * plan.step_time_s < plan.solve.bound_s < plan.step_time_s
+    assert plan.solve.gap == pytest.approx(1 - plan.solve.bound_s / plan.step_time_s)
+
+
 def test_sequences_that_fit_nowhere_are_refused_with_what_is_missing() -> None:
     """The refusal names the lack in GiB and the longest sequence that would fit."""
     with pytest.raises(InputError, match=r"no plan: sequences of 32768 tokens need 7.\d\d GiB more .*--max-len 2\d{4}"):
