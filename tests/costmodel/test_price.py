@@ -166,11 +166,11 @@ def test_the_packing_rule_is_of_the_slowest_stage() -> None:
     assert uneven.fixed_s == pytest.approx(3 * LAYER[1].both.fixed_s)
 
 
-@given(st.sampled_from(STRATEGIES), LENGTHS, st.data())
+@given(st.sampled_from([text for text in STRATEGIES if "cp" not in text]), LENGTHS, st.data())
 def test_a_longer_sequence_never_makes_a_fixed_packing_faster(
     strategy: str, lengths: list[int], data: st.DataObject
 ) -> None:
-    """Prices grow with work."""
+    """Prices grow with work. Not so under cp, where other documents may then be whole on a rank: within 1/32."""
     ends = phase(strategy)
     packed = pack(lengths, [kind.count for kind in ends.strategy.kinds], rules_of(ends, 8192))
     longer = list(lengths)

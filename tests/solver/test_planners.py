@@ -143,8 +143,10 @@ def test_a_solver_that_is_stopped_proves_nothing(monkeypatch: pytest.MonkeyPatch
 
 def test_sequences_that_fit_nowhere_are_refused_with_what_is_missing() -> None:
     """The refusal names the lack in GiB and the longest sequence that would fit."""
-    with pytest.raises(InputError, match=r"no plan: sequences of 32768 tokens need 7.\d\d GiB more .*--max-len 2\d{4}"):
-        solve(make_problem(model="llama-32b", cluster="a800-80g:2x8", max_len=32768, num_buckets=4))
+    with pytest.raises(
+        InputError, match=r"no plan: sequences of 1048576 tokens need 52.\d\d GiB more .*--max-len 38\d{4}"
+    ):
+        solve(make_problem(model="llama-32b", cluster="a800-80g:2x8", max_len=1 << 20, num_buckets=4))
     with pytest.raises(InputError, match="no plan: "):
         solve(make_problem(cluster="a800-80g:1x1"))
 

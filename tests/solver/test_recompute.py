@@ -62,7 +62,7 @@ def test_the_static_plan_may_recompute_too() -> None:
 
 
 def test_phases_under_context_parallelism_are_never_faster_than_their_bounds() -> None:
-    """Its rows are not linear in tokens and squares; the bounds are of even shares."""
+    """Its rows are not linear in tokens and squares; the bounds are of even shares, and of no gathers."""
     prices = Prices(make_problem(cluster="a800-80g:4x8", max_len=32768, num_buckets=4, num_mini_batches=1))
     tried = set()
     for index, candidate in enumerate(prices.candidates):
@@ -72,5 +72,5 @@ def test_phases_under_context_parallelism_are_never_faster_than_their_bounds() -
         for last in range(len(prices.buckets)):
             for phase in prices.phases(0, last, index):
                 bound = float(prices.option_bounds_s(index, phase.option)[:, 0, last].mean())
-                assert bound <= prices.phase_s(phase) < 3 * bound
+                assert bound <= prices.phase_s(phase) < 4 * bound
     assert tried == {"dp2tp8cp2", "tp8cp2pp2", "tp8cp4"}
