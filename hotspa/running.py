@@ -49,7 +49,10 @@ def run(
     checkpoint_every: Annotated[
         int | None,
         typer.Option(
-            "--checkpoint-every", min=0, help="Steps in between; by default none.", rich_help_panel=_CHECKPOINTS
+            "--checkpoint-every",
+            min=0,
+            help="Steps in between; by default none, or the last with a folder.",
+            rich_help_panel=_CHECKPOINTS,
         ),
     ] = None,
     resume: Annotated[
@@ -110,9 +113,10 @@ def run(
     from hotspa.planning import PlanRequest, has_weights, plan_here, tokenizer_of
 
     request = PlanRequest.of(nproc=nproc, sequences=sequences, max_len=max_len, overlong=overlong, precision=precision)
-    out = out or Path("runs") / plan.resolve().stem
+    out = out or Path("runs") / (plan.resolve().name if plan.is_dir() else plan.stem)
     _require_sources(data)
-    if plan.is_dir():
+    from_folder = plan.is_dir()
+    if from_folder:
         folder, tokenizer = plan, tokenizer_of(plan, tokenizer)
         plan = plan_here(folder, data, out, tokenizer, field or "text", seed or 0, request)
         if init_from is None and has_weights(folder):
@@ -123,6 +127,8 @@ def run(
         tokenizer = tokenizer_of(init_from, tokenizer)
     if steps is None:
         steps = one_pass(plan, data, tokenizer or "bytes", field or "text")
+    if from_folder and checkpoint_every is None:
+        checkpoint_every = steps  # what was trained is kept
     given = {
         "--tokenizer": tokenizer,
         "--field": field,
