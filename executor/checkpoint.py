@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
+import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
@@ -31,7 +32,7 @@ from plans.errors import InputError
 from plans.model import ModelSpec, Precision
 from plans.plan import Digest, Plan
 from plans.plan_file import plan_digest
-from plans.record import Record
+from plans.record import Record, Version1
 from plans.strict_yaml import read_record, record_text
 
 FOLDER = "checkpoints"
@@ -46,7 +47,7 @@ class CheckpointError(RuntimeError):
 class Progress(Record):
     """How far a run has come when it writes a checkpoint."""
 
-    hotspa_checkpoint: int = 1
+    hotspa_checkpoint: Version1
     step: int  # the last one that is done
     updates: int  # of the optimizer, up to there
     data: dict[str, int]  # where the order of documents stands, see MiniBatches.state
@@ -59,6 +60,7 @@ class Progress(Record):
     def of(cls, plan: Plan, home: Home, mini_batches: MiniBatches, step: int) -> Self:
         """Of a run under `plan` that has done `step` steps on these mini_batches."""
         return cls(
+            hotspa_checkpoint=1,
             step=step,
             updates=home.updates,
             data=mini_batches.state(step),
@@ -94,14 +96,14 @@ def save_checkpoint(root: Path, home: Home, progress: Progress) -> Path:
         _sync_folder(root)
         shutil.rmtree(replaced, ignore_errors=True)
 
-    _on_first_rank(begin, what)
+    on_first_rank(begin, what)
     _together(
         lambda: save(
             home.state(), storage_writer=FileSystemWriter(partial), planner=SavePlanner(home.model, home.boxes)
         ),
         what,
     )
-    _on_first_rank(end, what)
+    on_first_rank(end, what)
     return final
 
 
@@ -118,6 +120,16 @@ def find_checkpoint(place: Path) -> Path:
         if found:
             return found[max(found)]
     raise InputError(f"{place}: no complete checkpoint there")
+
+
+def set_aside(root: Path, *, behind: int) -> None:
+    """Rename the checkpoints of later steps to `.step-N.abandoned`: a run that goes on from this step does them again,
+    and whoever looks for its newest must not find those."""
+    for path in _folders(root):
+        if (match := _NAME.fullmatch(path.name)) and int(match[1]) > behind:
+            aside = path.with_name(f".{path.name}.abandoned")
+            shutil.rmtree(aside, ignore_errors=True)
+            path.rename(aside)
 
 
 def open_checkpoint(folder: Path, plan: Plan) -> Progress:
@@ -167,16 +179,25 @@ def _together(action: Callable[[], object], what: str) -> None:
         raise CheckpointError(f"{what}: rank {rank}: {reason}") from None
 
 
-def _on_first_rank(action: Callable[[], None], what: str) -> None:
+def on_first_rank(action: Callable[[], None], what: str) -> None:
     """Collective: nobody goes on before it is done, or after it failed."""
+    on_every_rank(action if dist.get_rank() == 0 else lambda: None, what)
+
+
+def on_every_rank(action: Callable[[], None], what: str) -> None:
+    """Collective: nobody goes on before all are done, or after one failed.
+
+    Raises:
+        CheckpointError: on every rank.
+    """
     reason = None
-    if dist.get_rank() == 0:
-        try:
-            action()
-        except OSError as error:
-            reason = f"{error.strerror or error}"
-    if gather_rows([float(reason is not None)]).any():
-        raise CheckpointError(f"{what}: {reason or 'failed on rank 0'}")
+    try:
+        action()
+    except OSError as error:
+        reason = f"{error.strerror or error}"
+    failed = torch.nonzero(gather_rows([float(reason is not None)])[:, 0]).flatten().tolist()
+    if failed:
+        raise CheckpointError(f"{what}: {reason or f'failed on rank {failed[0]}'}")
 
 
 def _folders(root: Path) -> list[Path]:

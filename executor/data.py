@@ -122,8 +122,11 @@ class MiniBatches:
         """Go on where the state was taken: the step after `state["step"]` begins there.
 
         Raises:
-            InputError: it was taken with another seed or number of documents, in whose order the place means another.
+            InputError: it is no state, or was taken with another seed or number of documents, in whose order the place
+            means another.
         """
+        if missing := {"step", "epoch", "position", "documents", "seed"} - state.keys():
+            raise InputError(f"the place in the order of documents lacks {', '.join(sorted(missing))}")
         for what, own in (("documents", len(self._pool)), ("seed", self._seed)):
             if state[what] != own:
                 raise InputError(

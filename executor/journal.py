@@ -72,9 +72,9 @@ def _keep_steps(path: Path, done: int) -> None:
     for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
         try:
             step = json.loads(line)["step"]
-        except ValueError:  # cut off when the run was killed
+        except (ValueError, TypeError, KeyError):  # cut off when the run was killed
             continue
-        if step <= done and line.endswith("\n"):
+        if isinstance(step, int) and step <= done and line.endswith("\n"):
             kept.append(line)
     write_text(path, "".join(kept))
 

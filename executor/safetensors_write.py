@@ -25,10 +25,21 @@ from torch import Tensor
 from executor.safetensors_read import INDEX_NAME, WEIGHTS_NAME
 from plans.errors import InputError
 from plans.files import write_text
-from plans.huggingface import CONFIG_NAME, config_of
+from plans.huggingface import CONFIG_NAME, config_like, config_of
 from plans.layout import Box, every_parameter
 from plans.model import ModelSpec
 
+_BESIDE_WEIGHTS = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "generation_config.json",
+)
 MAX_FILE_BYTES = 4 * 2**30
 _DTYPES = {torch.bfloat16: "BF16", torch.float32: "F32", torch.float64: "F64"}
 _ALIGNMENT = 8
@@ -56,15 +67,22 @@ class FolderWriter:
     """A Hugging Face folder in the making. All writers of one folder are made alike."""
 
     def __init__(
-        self, folder: Path, model: ModelSpec, dtype: torch.dtype, *, max_file_bytes: int = MAX_FILE_BYTES
+        self,
+        folder: Path,
+        model: ModelSpec,
+        dtype: torch.dtype,
+        *,
+        max_file_bytes: int = MAX_FILE_BYTES,
+        like: Path | None = None,
     ) -> None:
         """Plan the files; nothing is written yet.
 
         Args:
             dtype: of the stored weights.
             max_file_bytes: of the tensors in one file; a larger tensor has a file of its own.
+            like: folder of the model that training began with, for its tokenizer and all else that is not weights.
         Raises:
-            InputError: the folder exists, or no class of transformers is this model.
+            InputError: the folder exists, no class of transformers is this model, or `like` is another model.
         """
         if dtype not in _DTYPES:
             raise InputError(f"weights are not written as {dtype}; supported: {', '.join(map(str, _DTYPES))}")
@@ -72,7 +90,9 @@ class FolderWriter:
             raise InputError(f"{folder}: exists already; name a new folder")
         self._folder, self._dtype = folder, dtype
         self._partial = folder.with_name(f".{folder.name}.partial")
-        self._config = config_of(model, str(dtype).removeprefix("torch."))
+        name = str(dtype).removeprefix("torch.")
+        self._config = config_of(model, name) if like is None else config_like(like, model, name)
+        self._copied = [] if like is None else [like / each for each in _BESIDE_WEIGHTS if (like / each).is_file()]
         self._files, self._places = _plan_files(model, dtype, max_file_bytes)
 
     def begin(self) -> None:
@@ -109,6 +129,8 @@ class FolderWriter:
             with (self._partial / file.name).open("rb") as opened:
                 os.fsync(opened.fileno())
         write_text(self._partial / CONFIG_NAME, json.dumps(self._config, indent=2) + "\n")
+        for path in self._copied:
+            shutil.copyfile(path, self._partial / path.name)
         if len(self._files) > 1:
             total = sum(math.prod(place.shape) for place in self._places.values()) * self._dtype.itemsize
             index = {

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from executor.batches import MicroBatch, pack_row
 from executor.data import MiniBatch, sequences_of
 from executor.evaluation import Evaluation, token_mean
 from executor.exchange import layout_name
+from executor.export import export_home
 from executor.flops import peak_flops_per_s, training_flops
 from executor.groups import Groups
 from executor.home import Home, square_sum
@@ -31,10 +33,11 @@ from executor.metrics import Clock, PartTimes, PhaseRecord, StepRecord, SwitchRe
 from executor.optimizer import OptimizerOptions
 from executor.pipeline import Pipeline
 from executor.roads import roads
+from executor.safetensors_read import load_weights
 from executor.switch import Switcher
-from executor.whole import whole_weights
 from plans.packing import pack
 from plans.plan import Plan
+from plans.shard import count_targets
 
 log = logging.getLogger(__name__)
 
@@ -184,12 +187,13 @@ class Engine:
         """Mean loss of these documents, of any number, under the plan's phases; nothing changes."""
         clock = Clock(self._device)
         parts = [(index, mini_batch.part(p)) for index, p in enumerate(sequences_of(mini_batch, self._intervals)) if p]
-        layouts = (self._plan.home_layout, *(self._plan.layouts[index] for index, _ in parts))
+        nodes = (0, *(index + 1 for index, _ in parts))
         held = self.home.holding()
         sums = [0.0] * len(parts)
         for place, (index, part) in enumerate(parts):
-            # The switch brings gradients of zero along: a phase has the memory that it has in training, no more.
-            held = self._switcher.run(layouts[place], layouts[place + 1], held)
+            # The switches bring gradients of zero along: a phase has the memory that it has in training, no more.
+            for source, target in pairwise(self._roads[nodes[place], nodes[place + 1]]):
+                held = self._switcher.run(self._plan.route_layouts[source], self._plan.route_layouts[target], held)
             self._backbone.adopt(held)
             for some in part.divided(self._plan.data.sequences):
                 (work,) = self._work(some, read_tokens, read_labels)
@@ -219,9 +223,24 @@ class Engine:
             tensor.copy_(state[name])
         self.home.set_updates(int(state["updates"]))
 
-    def whole_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Master weights, one whole parameter at a time, on the first rank; every rank exhausts the iterator."""
-        return whole_weights(self._plan.home_layout, self.home)
+    def load_weights(self, folder: Path) -> None:
+        """Begin with the weights of a Hugging Face folder; each rank reads its own boxes.
+
+        Raises:
+            InputError: they are not of the plan's model.
+        """
+        for name, weight in load_weights(
+            folder, self._plan.model, self._plan.home_layout, self._rank, self.home.dtype
+        ).items():
+            self.home.masters[name].copy_(weight)
+
+    def export(self, folder: Path, *, like: Path | None = None) -> None:
+        """Write the master weights as a Hugging Face folder in the plan's precision, see executor.export.
+
+        Args:
+            like: folder of the model that training began with, for its tokenizer and all else that is not weights.
+        """
+        export_home(folder, self.home, self._plan.precision, like=like)
 
     @property
     def _intervals(self) -> list[tuple[int, int]]:
@@ -244,15 +263,35 @@ class Engine:
             rows = []
             for chosen in packed:
                 if stage.is_first or stage.is_last:
-                    documents = [mini_batch.documents[members[i]] for i in chosen]
-                    tokens = [read_tokens(document) for document in documents]
-                    labels = [read_labels(document) for document in documents] if read_labels else None
+                    read = [self._read(mini_batch, members[i], read_tokens, read_labels) for i in chosen]
+                    tokens, labels = [ids for ids, _ in read], [own for _, own in read]
                     row = pack_row(tokens, multiple_of=stage.tp.size, labels=labels)
                 else:  # it only passes activations on
                     row = MicroBatch.from_lengths([lengths[i] for i in chosen], multiple_of=stage.tp.size)
                 row = row.shared(stage.cp.rank, stage.cp.size, multiple_of=stage.tp.size)
                 rows.append(row)
             yield _Work(index, len(members), sum(lengths), tuple(rows))
+
+    def _read(
+        self, mini_batch: MiniBatch, place: int, read_tokens: ReadTokens, read_labels: ReadLabels | None
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]:
+        """Ids and labels of one sequence.
+
+        Raises:
+            ValueError: they are not what the mini_batch says; the loss would be wrong, and nobody would know.
+        """
+        document, length = mini_batch.documents[place], mini_batch.lengths[place]
+        ids, labels = read_tokens(document), read_labels(document) if read_labels else None
+        vocab_size = self._plan.model.vocab_size
+        if len(ids) != length or ids.min() < 0 or ids.max() >= vocab_size:
+            raise ValueError(
+                f"document {document}: {len(ids)} ids, the mini_batch says {length}; or not all in 0..{vocab_size - 1}"
+            )
+        targets = length - 1 if mini_batch.targets is None else mini_batch.targets[place]
+        found = length - 1 if labels is None else count_targets(labels)
+        if found != targets or (labels is not None and len(labels) != length):
+            raise ValueError(f"document {document}: labels with {found} targets, but the mini_batch says {targets}")
+        return ids, labels
 
     def _record(
         self,

@@ -24,13 +24,14 @@ from executor.checkpoint import (
     load_checkpoint,
     open_checkpoint,
     save_checkpoint,
+    set_aside,
 )
 from executor.data import MiniBatches
 from executor.journal import Journal, require_free
 from executor.options import SHARED, RunOptions
 from executor.prefetch import Prefetch
 from executor.roll_call import call_the_roll
-from executor.safetensors_read import Checkpoint, load_weights
+from executor.safetensors_read import Checkpoint
 from executor.step import Engine, Prepared
 from executor.waits import waiting
 from plans.check import require_sound
@@ -141,7 +142,7 @@ def _goes_on(options: RunOptions) -> bool:
     """Whether the run that is resumed is the one in --out."""
     assert options.resume is not None
     out, resume = options.out.resolve(), options.resume.resolve()
-    return resume == out or out in resume.parents
+    return resume in (out, out / FOLDER) or resume.parent == out / FOLDER
 
 
 def _device() -> tuple[torch.device, str]:
@@ -158,14 +159,14 @@ def _run(options: RunOptions, inputs: _Inputs, rank: int, device: torch.device) 
     engine = Engine(plan, seed=options.seed, options=options.optimizer, device=device, timeout_s=options.timeout_s)
     done = 0
     if options.init_from is not None:
-        layout, dtype = plan.home_layout, engine.home.dtype
-        for name, weight in load_weights(options.init_from, plan.model, layout, rank, dtype).items():
-            engine.home.masters[name].copy_(weight)
+        engine.load_weights(options.init_from)
     if inputs.resumed is not None:
         folder, progress = inputs.resumed
         load_checkpoint(folder, engine.home, progress)
         done = progress.step
     if rank == 0:
+        if inputs.resumed is not None and _goes_on(options):
+            set_aside(options.out / FOLDER, behind=done)
         _introduce(plan, mini_batches)
         if inputs.resumed is not None:
             other = "" if progress.plan == inputs.digests["plan"] else ", which was made under another plan"

@@ -219,6 +219,9 @@ def export(
     precision: Annotated[
         str | None, typer.Option("--precision", help="Of the written weights; by default that of the run.")
     ] = None,
+    like: Annotated[
+        Path | None, typer.Option("--like", help="Hugging Face folder of the model: its tokenizer and config are kept.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write trained weights as a Hugging Face folder: config.json and safetensors."""
@@ -226,7 +229,7 @@ def export(
     from plans.model import Precision
 
     chosen = None if precision is None else Precision(_choice("--precision", precision, tuple(Precision)))
-    write_folder(checkpoint, output, chosen, as_json=as_json)
+    write_folder(checkpoint, output, chosen, like, as_json=as_json)
 
 
 @app.command(epilog="Example: hotspa doctor")

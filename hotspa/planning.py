@@ -80,24 +80,34 @@ def plan_here(
     plan_file, profile_file = out / "plan.yaml", out / "profile.yaml"
     if plan_file.exists():
         raise InputError(
-            f"{plan_file}: there is a plan already; go on with `hotspa run {plan_file}`, or name another --out"
+            f"{plan_file}: there is a plan already; go on with `hotspa run {plan_file} --init-from {folder} "
+            f"--out {out} ...`, or name another --out"
         )
     model = load_model(str(folder))
     with progress("reading documents"):
         corpus = open_corpus(data, tokenizer, field)
+    if corpus.vocab_size > model.vocab_size:
+        raise InputError(
+            f"--data: token ids up to {corpus.vocab_size - 1}, but {folder} has vocab_size {model.vocab_size}"
+        )
+    lengths, max_len = Lengths.of(str(data[0]), corpus.lengths), request.max_len or int(corpus.lengths.max())
+    lengths.limit(max_len, request.overlong or "refuse")  # what is refused is so before the machine is measured
     cluster, precision = machine(request.nproc), request.precision
     if precision is None:
         precision = Precision.fp32 if _num_accelerators() == 0 else Precision.bf16
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--out {out}: {error.strerror or error}") from None
     measure_profile(str(folder), cluster.num_ranks, profile_file, precision, "here", None, as_json=False)
     problem = Problem(
         model=model,
         cluster=cluster,
         profile=load_profile(profile_file),
         precision=precision,
-        lengths=Lengths.of(str(data[0]), corpus.lengths),
+        lengths=lengths,
         sequences=request.sequences or SEQUENCES,
-        max_len=request.max_len or int(corpus.lengths.max()),
+        max_len=max_len,
         overlong=request.overlong or "refuse",
         seed=seed,
     )
@@ -143,7 +153,20 @@ def tokenizer_of(folder: Path, tokenizer: str | None) -> str:
 
 
 def has_weights(folder: Path) -> bool:
-    return any(folder.glob("*.safetensors"))
+    """Whether training begins with the folder's weights; says so where it does not.
+
+    Raises:
+        InputError: it has weights that are no safetensors; random ones instead would be a surprise.
+    """
+    if any(folder.glob("*.safetensors")):
+        return True
+    for pattern in ("*.bin", "*.pt", "*.pth"):
+        if other := sorted(folder.glob(pattern)):
+            raise InputError(
+                f"{other[0]}: not safetensors; load and `save_pretrained` it with transformers, or name --init-from"
+            )
+    print(f"{folder}: no weights there; they begin at random")
+    return False
 
 
 def _num_accelerators() -> int:

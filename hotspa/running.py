@@ -118,9 +118,9 @@ def run(
     from_folder = plan.is_dir()
     if from_folder:
         folder, tokenizer = plan, tokenizer_of(plan, tokenizer)
-        plan = plan_here(folder, data, out, tokenizer, field or "text", seed or 0, request)
-        if init_from is None and has_weights(folder):
+        if init_from is None and resume is None and has_weights(folder):
             init_from = folder
+        plan = plan_here(folder, data, out, tokenizer, field or "text", seed or 0, request)
     elif told := request.given():
         raise InputError(f"{told[0]}: the plan file {plan} says that; the option goes with a Hugging Face folder")
     elif tokenizer is None and init_from is not None:

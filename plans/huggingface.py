@@ -169,9 +169,24 @@ def config_of(model: ModelSpec, dtype: str) -> dict[str, object]:
     }
 
 
+def config_like(folder: Path, model: ModelSpec, dtype: str) -> dict[str, object]:
+    """The config.json of a folder of the same model, for weights of another `dtype`. Whatever else it says stays.
+
+    Raises:
+        InputError: the folder is of another model.
+    """
+    path = folder / CONFIG_NAME
+    own, other = (spec.model_dump(exclude={"name"}) for spec in (model, read_config(path)))
+    for key in own:
+        if own[key] != other[key]:
+            raise InputError(f"{path}: is another model: {key} {other[key]}, not {own[key]}")
+    config: dict[str, object] = json.loads(read_text(path))
+    return {**{key: value for key, value in config.items() if key != "dtype"}, "torch_dtype": dtype}
+
+
 def _architecture(config: dict[str, object], text: str, path: Path) -> _Architecture:
     found = config.get("architectures")
-    if not isinstance(found, list) or len(found) != 1 or found[0] not in _ARCHITECTURES:
+    if not isinstance(found, list) or len(found) != 1 or str(found[0]) not in _ARCHITECTURES:
         place, known = f"{path}:{_line(text, 'architectures')}", ", ".join(_ARCHITECTURES)
         raise InputError(f"{place}: architectures {json.dumps(found)} is not supported; supported: {known}")
     return _ARCHITECTURES[found[0]]

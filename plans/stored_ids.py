@@ -104,5 +104,7 @@ def _range(path: Path, ids: Ids) -> tuple[int, int]:
         low, high = min(low for low, _ in bounds), max(high for _, high in bounds)
         (folder / "facts.json").write_text(json.dumps([low, high]), encoding="utf-8")
 
-    low, high = json.loads(read_text(cached(digest_of(f"range of {ids.dtype}", [path]), make) / "facts.json"))
+    low, high = json.loads(
+        read_text(cached(digest_of(f"range of {ids.size} {ids.dtype}", [path]), make) / "facts.json")
+    )
     return low, high

@@ -16,6 +16,7 @@ import numpy as np
 
 from plans.documents import labels_of
 from plans.encoder import Piece
+from plans.errors import InputError
 from plans.files import read_array, read_text
 from plans.shard import Int64s, Shard, count_targets, narrowest, parts
 
@@ -57,7 +58,10 @@ def map_documents(folder: Path) -> tuple[Shard, int]:
         labels=read_array(folder / "labels.npy", mmap=True) if has_labels else None,
         num_targets=read_array(folder / "num_targets.npy").astype(np.int64) if has_labels else None,
     )
-    return shard, int(json.loads(read_text(folder / "facts.json"))["vocab_size"])
+    try:
+        return shard, int(json.loads(read_text(folder / "facts.json"))["vocab_size"])
+    except (ValueError, TypeError, KeyError):
+        raise InputError(f"{folder}: what was cached there is damaged; remove the folder") from None
 
 
 def _targets(piece: Piece) -> Int64s:

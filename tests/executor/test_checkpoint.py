@@ -19,6 +19,7 @@ from executor.checkpoint import (
     load_checkpoint,
     open_checkpoint,
     save_checkpoint,
+    set_aside,
 )
 from executor.optimizer import OptimizerOptions
 from executor.shards import require_whole
@@ -55,7 +56,7 @@ def train(engine: Engine, steps: Sequence[int]) -> None:
 
 def progress_of(plan: Plan, engine: Engine, step: int) -> Progress:
     return Progress(
-        step=step, updates=engine.home.updates, data={"step": step}, corpus=DIGEST,
+        hotspa_checkpoint=1, step=step, updates=engine.home.updates, data={"step": step}, corpus=DIGEST,
         plan=plan_digest(plan), model=plan.model, precision=plan.precision,
     )  # fmt: skip
 
@@ -221,3 +222,13 @@ def test_a_checkpoint_of_another_model_or_none_is_refused(
         open_checkpoint(folder, make_plan(deeper, phases("dp1"), home="dp1"))
     with pytest.raises(InputError, match="no complete checkpoint"):
         find_checkpoint(tmp_path)
+
+
+def test_checkpoints_of_steps_that_are_done_again_are_set_aside(tmp_path: Path) -> None:
+    """A run that goes on from an earlier step would otherwise be resumed from the branch that it left."""
+    for step in (2, 4, 8):
+        (tmp_path / f"step-{step:06d}").mkdir()
+        (tmp_path / f"step-{step:06d}" / "progress.yaml").touch()
+    set_aside(tmp_path, behind=4)
+    assert find_checkpoint(tmp_path).name == "step-000004"
+    assert (tmp_path / ".step-000008.abandoned" / "progress.yaml").exists()

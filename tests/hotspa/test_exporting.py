@@ -27,7 +27,16 @@ PLAN = make_plan(MODEL, [(1, 32, "pp2")], home="pp2", precision=Precision.bf16)
 
 def save(rank: int, world_size: int, folder: Path) -> None:
     engine = Engine(PLAN, seed=0, options=OptimizerOptions(), device=torch.device("cpu"), timeout_s=30)
-    progress = Progress(step=7, updates=7, data={}, corpus=DIGEST, plan=DIGEST, model=MODEL, precision=PLAN.precision)
+    progress = Progress(
+        hotspa_checkpoint=1,
+        step=7,
+        updates=7,
+        data={},
+        corpus=DIGEST,
+        plan=DIGEST,
+        model=MODEL,
+        precision=PLAN.precision,
+    )
     save_checkpoint(folder / FOLDER, engine.home, progress)
 
 

@@ -100,9 +100,11 @@ def test_a_folder_and_a_corpus_are_enough(model_folder: Path, tmp_path: Path) ->
         if sum(documents[i].numel() for i in chosen) == steps[0]["tokens"]
     ]
     assert min(abs(mean - steps[0]["loss"]) for mean in means) < 1e-5
-    exported = command("export", tmp_path / "run", "-o", tmp_path / "tuned")
+    exported = command("export", tmp_path / "run", "-o", tmp_path / "tuned", "--like", model_folder)
     assert exported.returncode == 0, exported.stderr
     tuned = Qwen3ForCausalLM.from_pretrained(tmp_path / "tuned", dtype=torch.float32)
+    assert tuned.config.to_diff_dict() == model.config.to_diff_dict()
+    assert (tmp_path / "tuned" / "tokenizer.json").read_text() == (model_folder / "tokenizer.json").read_text()
     moved = (tuned.model.embed_tokens.weight - model.model.embed_tokens.weight).abs().max()
     assert 0 < moved < 1e-2  # two steps of AdamW
     again = command(*words)
