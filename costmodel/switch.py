@@ -95,6 +95,15 @@ def link_loads_s(switch: Switch, precision: Precision, wires: Wires) -> dict[tup
     return loads
 
 
+def busiest_link_s(switch: Switch, precision: Precision, wires: Wires) -> float:
+    """Seconds that the busiest link needs for all its bytes, whatever the rounds; beside costmodel.switch_bound."""
+    layers = {(route.parameter, route.first_layer): route.num_layers for route in (*switch.weights, *switch.gradients)}
+    loads_s = link_loads_s(switch, precision, wires)
+    if not loads_s:
+        return 0.0
+    return float(np.sum([layers[unit] * load.sum(0) for unit, load in loads_s.items()], axis=0).max())
+
+
 def _latency_s(pairs: Pairs, wires: Wires) -> float:
     """Of one message over every pair: what the rank with most of them waits for, one after the other."""
     return _busiest({(a, b): wires.between(a, b).latency_s for a, b in pairs})

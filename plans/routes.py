@@ -73,7 +73,7 @@ _GRADIENT = 2
 @lru_cache(maxsize=1024)
 def weight_routes(source: Layout, target: Layout, ranks_per_node: int, rule: RuleName = "relay") -> tuple[Route, ...]:
     """Copies that turn `source` into `target`, own copies (local routes) included, in an order all ranks share."""
-    found = atoms(source, target)
+    found = sorted(atoms(source, target), key=lambda atom: -atom.numel)  # large ones first: small ones level the loads
     # What leaves a rank anyhow: its partial gradients.
     leaving = (
         Loads() if source.home else _forced(((a.after, a.before, _GRADIENT * a.numel) for a in found), ranks_per_node)
@@ -92,7 +92,7 @@ def weight_routes(source: Layout, target: Layout, ranks_per_node: int, rule: Rul
 @lru_cache(maxsize=1024)
 def gradient_routes(source: Layout, target: Layout, ranks_per_node: int, rule: RuleName = "relay") -> tuple[Route, ...]:
     """Additions that turn partial sums under `source` into partial sums under `target`, those that stay included."""
-    found = atoms(source, target)
+    found = sorted(atoms(source, target), key=lambda atom: -atom.numel)  # large ones first: small ones level the loads
     # What reaches a rank anyhow: weights.
     arriving = Loads() if target.home else _forced(((a.before, a.after, a.numel) for a in found), ranks_per_node)
     spread = rule_of(rule, ranks_per_node, arriving)
