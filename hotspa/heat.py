@@ -44,9 +44,7 @@ def _switch(plan: Plan, wires: Wires, report: SwitchReport, source: Layout, targ
     crossing = sum(n for (a, b), n in pairs.items() if wires.node_of(a) != wires.node_of(b))
     hops = f"{switch.num_hops} hop{'s' * (switch.num_hops > 1)}"
     return [
-        _table(
-            f"{what}: MiB from each {unit} (row) to each {unit}", grouped(pairs, per_row), wires.num_ranks // per_row
-        ),
+        _table(what, unit, grouped(pairs, per_row), wires.num_ranks // per_row),
         f"{sum(pairs.values()) / 2**30:,.3f} GiB, {crossing / 2**30:,.3f} between nodes, {hops}; busiest link "
         f"{1e3 * busiest:,.1f} ms by the cluster's bandwidths, {busiest / bound:.2f}x the bound\n",
     ]
