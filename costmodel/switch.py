@@ -5,13 +5,13 @@ within the rank, and unpacks what it received. All ranks wait for the slowest, s
 
     seconds = max over ranks of (packed + local + unpacked bytes) / copy bandwidth
             + sum over rounds of the max over links of bytes in the busier direction / bandwidth
-            + rounds * max over ranks of the latency of a message to (or from) every peer
+            + rounds * max over ranks of the latency of a message to (or from) every peer, later hops included
 
 where a link is a rank's to the others of its node, or a node's to the other nodes. Both directions of a link work at
 once, and so do the links of different ranks and nodes. Local copies are not taken to hide behind the messages.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -54,24 +54,29 @@ def switch_s(source: Layout, target: Layout, precision: Precision, machine: Swit
     if not pairs:
         return copy_s
     found = divide(switch, source.model, precision, machine.staging_bytes)
-    return copy_s + _wire_s(switch, found, precision, machine.wires) + len(found) * _latency_s(pairs, machine.wires)
+    num_rounds = len(found) + switch.num_hops - 1
+    return copy_s + _wire_s(switch, found, precision, machine.wires) + num_rounds * _latency_s(pairs, machine.wires)
 
 
-def _wire_s(switch: Switch, rounds: Sequence[Sequence[Unit]], precision: Precision, wires: Wires) -> float:
+def _wire_s(switch: Switch, begins: Sequence[Sequence[Unit]], precision: Precision, wires: Wires) -> float:
     """Seconds that the busiest link of each round needs for its bytes, over all rounds."""
-    loads_s = _unit_loads_s(switch, precision, wires)
-    units = [(unit.parameter, unit.run) for units in rounds for unit in units]
-    starts = np.cumsum([0, *map(len, rounds[:-1])])
-    every = np.array([loads_s.get(unit, loads_s[None]) for unit in units])
-    return float(np.add.reduceat(every, starts).max(axis=1).sum())
+    loads_s = link_loads_s(switch, precision, wires)
+    counts = [Counter((unit.parameter, unit.run) for unit in units) for units in begins]
+    layers = np.array([[count[unit] for unit in loads_s] for count in counts])  # [round, unit]
+    hops = np.stack(list(loads_s.values()), axis=1)  # [hop, unit, link]
+    total = np.zeros((len(begins) + switch.num_hops - 1, hops.shape[2]))
+    for hop, loads in enumerate(hops):
+        total[hop : hop + len(begins)] += layers @ loads
+    return float(total.max(axis=1).sum())
 
 
-def _unit_loads_s(
-    switch: Switch, precision: Precision, wires: Wires
-) -> dict[tuple[str, int] | None, NDArray[np.float64]]:
-    """(parameter, run) -> seconds that every link, in every direction, needs for one layer; None -> of what stays."""
+def link_loads_s(switch: Switch, precision: Precision, wires: Wires) -> dict[tuple[str, int], NDArray[np.float64]]:
+    """(parameter, run) -> `[hop, link]` seconds that every link, in every direction, needs for one layer of the run.
+
+    Links are out of each rank, into each rank, out of each node, into each node.
+    """
     ranks, nodes = wires.num_ranks, wires.num_ranks // wires.ranks_per_node
-    loads: dict[tuple[str, int] | None, NDArray[np.float64]] = {None: np.zeros(2 * (ranks + nodes))}
+    loads: dict[tuple[str, int], NDArray[np.float64]] = {}
     intra = 1 / wires.intra.bandwidth_bytes_per_s
     inter = 1 / wires.between_nodes().bandwidth_bytes_per_s if nodes > 1 else 0.0
     for routes, size in ((switch.weights, precision.weight_bytes), (switch.gradients, precision.gradient_bytes)):
@@ -80,14 +85,23 @@ def _unit_loads_s(
                 continue
             key = route.parameter, route.first_layer
             if key not in loads:
-                loads[key] = np.zeros(2 * (ranks + nodes))
+                loads[key] = np.zeros((switch.num_hops, 2 * (ranks + nodes)))
             a, b = wires.node_of(route.source), wires.node_of(route.target)
             num_bytes = route.box.numel * size
-            if a == b:  # [out of a rank, into a rank, out of a node, into a node]
-                loads[key][[route.source, ranks + route.target]] += num_bytes * intra
+            if a == b:
+                loads[key][route.hop, [route.source, ranks + route.target]] += num_bytes * intra
             else:
-                loads[key][[2 * ranks + a, 2 * ranks + nodes + b]] += num_bytes * inter
+                loads[key][route.hop, [2 * ranks + a, 2 * ranks + nodes + b]] += num_bytes * inter
     return loads
+
+
+def busiest_link_s(switch: Switch, precision: Precision, wires: Wires) -> float:
+    """Seconds that the busiest link needs for all its bytes, whatever the rounds; beside costmodel.switch_bound."""
+    layers = {(route.parameter, route.first_layer): route.num_layers for route in (*switch.weights, *switch.gradients)}
+    loads_s = link_loads_s(switch, precision, wires)
+    if not loads_s:
+        return 0.0
+    return float(np.sum([layers[unit] * load.sum(0) for unit, load in loads_s.items()], axis=0).max())
 
 
 def _latency_s(pairs: Pairs, wires: Wires) -> float:

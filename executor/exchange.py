@@ -10,7 +10,7 @@ section is aligned to its elements.
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from executor.backbone import index_of, shape_of, vectors
@@ -31,6 +31,7 @@ class Part:
     index: Index
     first: int
     last: int
+    relay: bool  # sent: from the new tensor; received: into the old one
     add: bool  # to what is there, else in its place
 
 
@@ -104,8 +105,8 @@ def exchange(
     """The part of `rank` in the switch from `source` to `target`."""
     switch = switch_between(source, target, ranks_per_node)
     all_rounds = rounds(switch, source.model, precision, staging_bytes)
-    worker = _Worker(rank, source, target, precision)
-    turns = tuple(worker.turn(each) for each in all_rounds)
+    worker = _Worker(rank, source, target, precision, all_rounds)
+    turns = tuple(map(worker.turn, all_rounds))
     return Exchange(
         name=f"{layout_name(source)} -> {layout_name(target)}",
         turns=turns,
@@ -120,9 +121,11 @@ def layout_name(layout: Layout) -> str:
 
 
 class _Worker:
-    """Turns rounds into the turns of one rank."""
+    """Turns rounds into the turns of one rank, in their order."""
 
-    def __init__(self, rank: int, source: Layout, target: Layout, precision: Precision) -> None:
+    def __init__(
+        self, rank: int, source: Layout, target: Layout, precision: Precision, all_rounds: Sequence[Round]
+    ) -> None:
         self._rank = rank
         self._num_ranks = source.strategy.num_ranks
         self._old, self._new = source.boxes[rank], target.boxes[rank]
@@ -133,34 +136,46 @@ class _Worker:
         self._weights_stay = set() if target.home or (source.home and not masters_fit) else same
         self._gradients_stay = set() if source.home else same
         self._moves_weights = not target.home
+        self._weights_arriving = self._arriving(move for each in all_rounds for move in each.weights)
+        self._gradients_arriving = self._arriving(
+            move for each in all_rounds for move in each.gradients if not move.relay
+        )
+        # Boxes of gradients that hold a partial sum by the time that messages are unpacked.
+        self._begun: set[tuple[str, Box]] = set()
 
     def turn(self, each: Round) -> Turn:
-        names = tuple(dict.fromkeys(move.name for move in (*each.gradients, *each.weights)))
         weights = [move for move in each.weights if self._rank in (move.source, move.target)]
         gradients = [move for move in each.gradients if self._rank in (move.source, move.target)]
+        self._begun |= {(m.name, m.box) for m in gradients if m.source == m.target or m.name in self._gradients_stay}
         sends, end = self._messages(gradients, weights, start=0, outgoing=True)
         receives, _ = self._messages(gradients, weights, start=end, outgoing=False)
         return Turn(
             sends=sends,
             receives=receives,
-            weights=self._section(names, weights, self._weights_stay) if self._moves_weights else Section(),
-            gradients=self._section(names, gradients, self._gradients_stay),
+            weights=self._section(each, weights, self._weights_arriving, self._weights_stay)
+            if self._moves_weights
+            else Section(),
+            gradients=self._section(each, gradients, self._gradients_arriving, self._gradients_stay),
         )
 
-    def _section(self, names: Sequence[str], moves: Sequence[Move], stay: Set[str]) -> Section:
-        arriving: defaultdict[str, set[Box]] = defaultdict(set)  # boxes of one parameter are equal or disjoint
+    def _arriving(self, moves: Iterable[Move]) -> defaultdict[str, set[Box]]:
+        """By parameter; boxes of one parameter are equal or disjoint."""
+        found: defaultdict[str, set[Box]] = defaultdict(set)
         for move in moves:
             if move.target == self._rank:
-                arriving[move.name].add(move.box)
+                found[move.name].add(move.box)
+        return found
+
+    def _section(self, each: Round, moves: Sequence[Move], arriving: Mapping[str, Set[Box]], stay: Set[str]) -> Section:
         return Section(
-            kept=tuple(name for name in names if name in stay),
+            kept=tuple(name for name in each.begins if name in stay),
             made=tuple(
                 Made(
                     name,
                     shape_of(self._new[name], vector=name in self._vectors),
-                    zero=sum(box.numel for box in arriving[name]) < self._new[name].numel,
+                    zero=sum(box.numel for box in arriving.get(name, ())) < self._new[name].numel,
                 )
-                for name in names
+                for name in each.begins
                 if name in self._new and name not in stay
             ),
             copies=tuple(
@@ -168,16 +183,13 @@ class _Worker:
                 for move in moves
                 if move.source == move.target and move.name not in stay
             ),
-            dropped=tuple(name for name in names if name in self._old and name not in stay),
+            dropped=tuple(name for name in each.ends if name in self._old),
         )
 
     def _messages(
         self, gradients: Sequence[Move], weights: Sequence[Move], *, start: int, outgoing: bool
     ) -> tuple[tuple[Message, ...], int]:
         """One message per peer, and where the last one ends in the staging buffer."""
-        boxes = self._old if outgoing else self._new
-        # Boxes of gradients that hold a partial sum by the time that messages are unpacked.
-        begun = {(m.name, m.box) for m in gradients if m.source == m.target or m.name in self._gradients_stay}
         gradients_of, weights_of = self._by_peer(gradients, outgoing), self._by_peer(weights, outgoing)
         found = []
         for distance in range(1, self._num_ranks):
@@ -188,15 +200,31 @@ class _Worker:
             message = Message(
                 peer,
                 start,
-                gradients=tuple(self._parts(gradients_of[peer], boxes, set() if outgoing else begun)),
-                weights=tuple(self._parts(weights_of[peer], boxes, set())),
+                gradients=tuple(self._gradient_parts(gradients_of[peer], outgoing)),
+                weights=tuple(self._weight_parts(weights_of[peer], outgoing)),
                 gradient_bytes=sum(m.box.numel for m in gradients_of[peer]) * self._precision.gradient_bytes,
                 weight_bytes=sum(m.box.numel for m in weights_of[peer]) * self._precision.weight_bytes,
             )
-            begun |= {(m.name, m.box) for m in gradients_of[peer]}
             found.append(message)
             start += -(-message.num_bytes // _ALIGNMENT) * _ALIGNMENT
         return tuple(found), start
+
+    def _gradient_parts(self, moves: Iterable[Move], outgoing: bool) -> Iterator[Part]:
+        """Partial sums leave old tensors, and come to new ones or, to be passed on, to old ones."""
+        for move, first, last in _end_to_end(moves):
+            relay = move.relay and not outgoing
+            boxes = self._old if outgoing or relay else self._new
+            add = not outgoing and (relay or (move.name, move.box) in self._begun)
+            if not outgoing and not relay:
+                self._begun.add((move.name, move.box))
+            yield Part(move.name, self._index(move, boxes), first, last, relay, add)
+
+    def _weight_parts(self, moves: Iterable[Move], outgoing: bool) -> Iterator[Part]:
+        """Weights leave old tensors or, where they have just come, new ones, and come to new ones."""
+        for move, first, last in _end_to_end(moves):
+            relay = move.relay and outgoing
+            boxes = self._old if outgoing and not relay else self._new
+            yield Part(move.name, self._index(move, boxes), first, last, relay, add=False)
 
     def _by_peer(self, moves: Sequence[Move], outgoing: bool) -> defaultdict[int, list[Move]]:
         found: defaultdict[int, list[Move]] = defaultdict(list)
@@ -205,15 +233,16 @@ class _Worker:
                 found[move.target if outgoing else move.source].append(move)
         return found
 
-    def _parts(self, moves: Iterable[Move], boxes: dict[str, Box], begun: Set[tuple[str, Box]]) -> Iterator[Part]:
-        first = 0
-        for move in moves:
-            last = first + move.box.numel
-            yield Part(move.name, self._index(move, boxes), first, last, add=(move.name, move.box) in begun)
-            first = last
-
     def _index(self, move: Move, boxes: dict[str, Box]) -> Index:
         return index_of(move.box, boxes[move.name], vector=move.name in self._vectors)
+
+
+def _end_to_end(moves: Iterable[Move]) -> Iterator[tuple[Move, int, int]]:
+    """Moves, and where their elements are in a section of a message."""
+    first = 0
+    for move in moves:
+        yield move, first, first + move.box.numel
+        first += move.box.numel
 
 
 def _end(turn: Turn) -> int:
@@ -227,5 +256,6 @@ def _digest(all_rounds: Sequence[Round], precision: Precision) -> str:
         for what, moves in ((precision.gradient_bytes, each.gradients), (precision.weight_bytes, each.weights)):
             for move in moves:
                 if move.source != move.target:
-                    digest.update(f"{index} {what} {move.name} {tuple(move.box)} {move.source}>{move.target};".encode())
+                    way = f"{move.source}{'~' if move.relay else '-'}>{move.target}"
+                    digest.update(f"{index} {what} {move.name} {tuple(move.box)} {way};".encode())
     return digest.hexdigest()

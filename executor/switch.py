@@ -81,7 +81,7 @@ class Switcher:
 
     def _run_turn(self, turn: Turn, old: Holding, new: Holding, where: str) -> None:
         for message in turn.sends:
-            self._pack(message, old)
+            self._pack(message, old, new)
         flights = self._post(turn, where)
         # While the messages travel. What leaves the rank is in the staging buffer by now.
         _rearrange(turn.gradients, old.gradients, new.gradients, self._dtypes[0], self._staging.device)
@@ -90,7 +90,9 @@ class Switcher:
             with waiting(flight.what):
                 flight.work.wait()
             for message in flight.arrived:  # while the later ones travel
-                self._unpack(message, new)
+                self._unpack(message, old, new)
+        _drop(turn.gradients, old.gradients)
+        _drop(turn.weights, old.weights)
 
     def _post(self, turn: Turn, where: str) -> list[_Flight]:
         """Start all messages, in an order that all ranks share."""
@@ -126,38 +128,42 @@ class Switcher:
         gradients, weights = self._bytes(message).split((message.gradient_bytes, message.weight_bytes))
         return gradients.view(self._dtypes[0]), weights.view(self._dtypes[1])
 
-    def _pack(self, message: Message, old: Holding) -> None:
+    def _pack(self, message: Message, old: Holding, new: Holding) -> None:
         gradients, weights = self._sections(message)
         for part in message.gradients:
             _stretch(gradients, part, source := old.gradients[part.name][part.index]).copy_(source)
         for part in message.weights:  # masters are cast here
-            _stretch(weights, part, source := old.weights[part.name].detach()[part.index]).copy_(source)
+            held = new.weights if part.relay else old.weights
+            _stretch(weights, part, source := held[part.name].detach()[part.index]).copy_(source)
 
-    def _unpack(self, message: Message, new: Holding) -> None:
+    def _unpack(self, message: Message, old: Holding, new: Holding) -> None:
         gradients, weights = self._sections(message)
         for part in message.gradients:
-            target = new.gradients[part.name][part.index]
+            target = (old.gradients if part.relay else new.gradients)[part.name][part.index]
             arrived = _stretch(gradients, part, target)
             if part.add:
                 target.add_(arrived)
             else:
                 target.copy_(arrived)
         for part in message.weights:
-            target = new.weights[part.name][part.index]
+            target = new.weights[part.name].detach()[part.index]
             target.copy_(_stretch(weights, part, target))
 
 
 def _rearrange(
     section: Section, old: dict[str, Tensor], new: dict[str, Tensor], dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Make, keep and drop tensors, and copy what stays on this rank."""
+    """Keep and make tensors, and copy what stays on this rank."""
     for name in section.kept:
-        new[name] = old.pop(name)
+        new[name] = old[name]
     for made in section.made:
         make = torch.zeros if made.zero else torch.empty
         new[made.name] = make(made.shape, dtype=dtype, device=device)
     for copy in section.copies:
         new[copy.name][copy.target].copy_(old[copy.name].detach()[copy.source])
+
+
+def _drop(section: Section, old: dict[str, Tensor]) -> None:
     for name in section.dropped:
         old.pop(name, None)  # home has no gradients to drop
 

@@ -197,13 +197,22 @@ def check(
 
 
 @app.command(epilog="Example: hotspa show plan.yaml")
-def show(plan: Annotated[Path, typer.Argument(help="The plan file.")], as_json: AsJson = False) -> None:
+def show(
+    plan: Annotated[Path, typer.Argument(help="The plan file.")],
+    switch: Annotated[bool, typer.Option("--switch", help="Show who sends how much to whom in each switch.")] = False,
+    as_json: AsJson = False,
+) -> None:
     """Show a plan as tables and a picture of the length axis."""
-    from hotspa.reports import print_json, print_plan
+    from hotspa.reports import console, print_json, print_plan
     from plans.plan_file import read_plan
 
     found = read_plan(plan)
-    if as_json:
+    if switch:
+        from hotspa.heat import switch_tables
+
+        for part in switch_tables(found):
+            console().print(part)
+    elif as_json:
         print_json(found.model_dump(mode="json"))
     else:
         print_plan(found)

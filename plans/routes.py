@@ -1,25 +1,31 @@
 """Which regions move where when the layout changes.
 
 Weights are copied: every rank of the target layout must receive each element of its box exactly once. Partial gradients
-are added: a rank that ceases to hold an element sends its partial to one rank that holds it next; a partial that stays
-is not touched. Both work on *atoms*, the boxes of the common refinement of all source and target boxes, and on runs of
-layers that are held alike in both layouts, so a model of 80 equal layers costs as much as one of 2.
+are added: a rank that ceases to hold an element sends its partial to one rank that holds it next, or to one that passes
+the sum on; a partial that stays is not touched. Both work on *atoms*, the boxes of the common refinement of all source
+and target boxes, and on runs of layers that are held alike in both layouts, so a model of 80 equal layers costs as much
+as one of 2.
 
-The choice of the peer is greedy: one's own copy, else the least loaded on the same node, else the least loaded on any.
+Who gives to whom is the choice of a *rule* (plans.rules): by default each atom goes down a tree of its receivers, over
+the slow link between two nodes once. Gradients take the same trees from the leaves to the root.
 """
 
-from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
 from plans.layout import Box, Holding, Layout, spans
+from plans.rules import Loads, RuleName, rule_of
 
 
 class Route(NamedTuple):
-    """A box of one parameter, in `num_layers` layers alike, goes from one rank to another (or stays on one)."""
+    """A box of one parameter, in `num_layers` layers alike, goes from one rank to another (or stays on one).
+
+    On a tree of several hops a rank passes on what it has just received: weights that it needs itself, or the sum of
+    others' partial gradients and its own, which leaves it as a whole.
+    """
 
     parameter: str  # name of the kind, with `{layer}`
     first_layer: int
@@ -27,6 +33,10 @@ class Route(NamedTuple):
     box: Box
     source: int
     target: int
+    hop: int = 0
+    """It leaves when all earlier hops of the atom have arrived."""
+    relay: bool = False
+    """Weights: the source has received them in this switch. Gradients: the target will pass the sum on."""
 
     @property
     def numel(self) -> int:
@@ -56,32 +66,74 @@ class Atom(NamedTuple):
         return self.box.numel * self.num_layers
 
 
+_GRADIENT = 2
+"""Weight of an element of a gradient beside one of a weight: fp32 beside bf16."""
+
+
 @lru_cache(maxsize=1024)
-def weight_routes(source: Layout, target: Layout, ranks_per_node: int) -> tuple[Route, ...]:
+def weight_routes(source: Layout, target: Layout, ranks_per_node: int, rule: RuleName = "relay") -> tuple[Route, ...]:
     """Copies that turn `source` into `target`, own copies (local routes) included, in an order all ranks share."""
-    sent = _Load(ranks_per_node)
+    found = sorted(atoms(source, target), key=lambda atom: -atom.numel)  # large ones first: small ones level the loads
+    # What leaves a rank anyhow: its partial gradients.
+    leaving = (
+        Loads() if source.home else _forced(((a.after, a.before, _GRADIENT * a.numel) for a in found), ranks_per_node)
+    )
+    spread = rule_of(rule, ranks_per_node, leaving)
     routes = []
-    for atom in atoms(source, target):
-        where, numel = atom[:4], atom.numel
-        for rank in atom.after:
-            giver = rank if rank in atom.before else sent.least_loaded(atom.before, near=rank)
-            routes.append(Route(*where, giver, rank))
-            sent.add(giver, rank, numel)
+    for atom in found:
+        where = atom[:4]
+        stay, lack = _divided(atom.after, atom.before)
+        routes += [Route(*where, rank, rank) for rank in stay]
+        for leg in spread(atom.before, lack, atom.numel) if lack else ():
+            routes.append(Route(*where, leg.source, leg.target, leg.hop, leg.hop > 0))
     return tuple(routes)
 
 
 @lru_cache(maxsize=1024)
-def gradient_routes(source: Layout, target: Layout, ranks_per_node: int) -> tuple[Route, ...]:
+def gradient_routes(source: Layout, target: Layout, ranks_per_node: int, rule: RuleName = "relay") -> tuple[Route, ...]:
     """Additions that turn partial sums under `source` into partial sums under `target`, those that stay included."""
-    received = _Load(ranks_per_node)
+    found = sorted(atoms(source, target), key=lambda atom: -atom.numel)  # large ones first: small ones level the loads
+    # What reaches a rank anyhow: weights.
+    arriving = Loads() if target.home else _forced(((a.before, a.after, a.numel) for a in found), ranks_per_node)
+    spread = rule_of(rule, ranks_per_node, arriving)
     routes = []
-    for atom in atoms(source, target):
-        where, numel = atom[:4], atom.numel
-        for rank in atom.before:
-            taker = rank if rank in atom.after else received.least_loaded(atom.after, near=rank)
-            routes.append(Route(*where, rank, taker))
-            received.add(taker, rank, numel)
+    for atom in found:
+        where = atom[:4]
+        stay, leave = _divided(atom.before, atom.after)
+        routes += [Route(*where, rank, rank) for rank in stay]
+        if leave:
+            # The tree that would bring the atom from its next holders to these ranks, the other way round.
+            legs = spread(atom.after, leave, _GRADIENT * atom.numel)
+            hops: dict[int, int] = {}  # rank that passes a sum on -> hop in which it can
+            for leg in reversed(legs):  # a rank's own leg precedes those that it is the source of
+                hop = hops.get(leg.target, 0)
+                hops[leg.source] = max(hops.get(leg.source, 0), hop + 1)
+                routes.append(Route(*where, leg.target, leg.source, hop, leg.hop > 0))
     return tuple(routes)
+
+
+def _forced(needs: Iterable[tuple[tuple[int, ...], tuple[int, ...], int]], ranks_per_node: int) -> Loads:
+    """What passes the links of ranks and nodes whatever the rule: (have, need, weight) of every atom."""
+    loads = Loads()
+    for have, need, weight in needs:
+        _, lack = _divided(need, have)
+        if not lack:
+            continue
+        nodes = Counter(rank // ranks_per_node for rank in lack)
+        known = {rank // ranks_per_node for rank in have}
+        for node in nodes.keys() - known:
+            loads.across[node] += weight
+        for rank in lack:
+            node = rank // ranks_per_node
+            # One of its ranks, nobody knows which, has it from another node.
+            loads.inside[rank] += weight if node in known else weight * (nodes[node] - 1) // nodes[node]
+    return loads
+
+
+def _divided(ranks: tuple[int, ...], others: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Those that are among the others, and those that are not."""
+    known = set(others)
+    return tuple(r for r in ranks if r in known), tuple(r for r in ranks if r not in known)
 
 
 def traffic(routes: Iterable[Route], bytes_per_element: int) -> dict[tuple[int, int], int]:
@@ -134,30 +186,3 @@ def _holders(held: Sequence[Holding], rows: list[int], cols: list[int]) -> defau
             for j in range(col_at[box.col0], col_at[box.col1]):
                 holders[i, j].append(rank)
     return holders
-
-
-class _Load:
-    """Elements that each rank has moved so far, inside its node and between nodes apart."""
-
-    def __init__(self, ranks_per_node: int) -> None:
-        self._ranks_per_node = ranks_per_node
-        self._inside: defaultdict[int, int] = defaultdict(int)
-        self._between: defaultdict[int, int] = defaultdict(int)
-
-    def _same_node(self, a: int, b: int) -> bool:
-        return a // self._ranks_per_node == b // self._ranks_per_node
-
-    def least_loaded(self, ranks: Sequence[int], *, near: int) -> int:
-        """The peer for `near`: the least loaded on its node, or, where there is none, the least loaded elsewhere.
-
-        `ranks` ascend; of equally loaded ones the first is taken.
-        """
-        first = near // self._ranks_per_node * self._ranks_per_node
-        inside = ranks[bisect_left(ranks, first) : bisect_left(ranks, first + self._ranks_per_node)]
-        if inside:
-            return min(inside, key=self._inside.__getitem__)
-        return min(ranks, key=self._between.__getitem__)
-
-    def add(self, rank: int, peer: int, numel: int) -> None:
-        if rank != peer:
-            (self._inside if self._same_node(rank, peer) else self._between)[rank] += numel

@@ -4,14 +4,15 @@
     phase -> next phase     weights and partial gradients
     last phase -> home      partial gradients only
 
-A *round* is a run of parameters whose routes are staged together, one fused buffer per peer. Rounds keep the staging of
-every rank under a limit; all ranks derive the same rounds from the same routes.
+A *round* is what is staged together, one fused buffer per peer. A parameter begins in one round, and its later hops are
+in the rounds that follow, beside the first hops of other parameters. Rounds keep the staging of every rank under a
+limit; all ranks derive the same rounds from the same routes.
 """
 
-from collections import defaultdict
-from collections.abc import Iterator
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -37,6 +38,11 @@ class Switch:
     def num_bytes(self, precision: Precision) -> int:
         return sum(self.bytes_by_pair(precision).values())
 
+    @cached_property
+    def num_hops(self) -> int:
+        """Rounds from the one in which a parameter begins to the one in which it ends, both included."""
+        return 1 + max((route.hop for route in (*self.weights, *self.gradients)), default=0)
+
 
 @dataclass(frozen=True, slots=True)
 class Move:
@@ -46,12 +52,18 @@ class Move:
     box: Box
     source: int
     target: int
+    relay: bool = False
+    """As in plans.routes.Route."""
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Moves that are staged together; parameters whose moves are all in this or earlier rounds."""
+    """Moves that are staged together."""
 
+    begins: tuple[str, ...]
+    """Parameters whose first hop this is."""
+    ends: tuple[str, ...]
+    """Parameters whose moves are all in this or earlier rounds."""
     weights: tuple[Move, ...]
     gradients: tuple[Move, ...]
 
@@ -78,48 +90,68 @@ class Unit(NamedTuple):
 
 
 def divide(switch: Switch, model: ModelSpec, precision: Precision, staging_bytes: int) -> tuple[tuple[Unit, ...], ...]:
-    """Rounds as lists of parameters, such that no rank stages more than `staging_bytes`, sent and received together.
+    """The parameters that begin in each round, such that no rank stages more than `staging_bytes` in any round.
 
-    A parameter is never divided, so one whose own traffic is larger has a round to itself.
+    Sent and received bytes count together. A parameter is never divided, so one whose own traffic is larger has a round
+    to itself. The rounds of the last parameters' later hops come behind these.
     """
     staged_by = _staged_by_unit(switch, precision)
     found: list[tuple[Unit, ...]] = []
     units: list[Unit] = []
-    staged: defaultdict[int, int] = defaultdict(int)
+    staged = deque(
+        defaultdict[int, int](int) for _ in range(switch.num_hops)
+    )  # by rank, in this round and the next ones
     for unit in _interleaved(switch, model):
         new = staged_by.get(unit[:2])
         if new is None:  # nothing of it leaves a rank
             units.append(unit)
             continue
-        if any(staged[rank] and staged[rank] + n > staging_bytes for rank, n in new.items()):
+        while any(_over(held, more, staging_bytes) for held, more in zip(staged, new, strict=True)):
             found.append(tuple(units))
             units = []
-            staged.clear()
-        for rank, n in new.items():
-            staged[rank] += n
+            staged.popleft()
+            staged.append(defaultdict(int))
+        for held, more in zip(staged, new, strict=True):
+            for rank, n in more.items():
+                held[rank] += n
         units.append(unit)
     return (*found, tuple(units))
 
 
+def _over(held: Mapping[int, int], more: Mapping[int, int], limit: int) -> bool:
+    return any(held.get(rank) and held[rank] + n > limit for rank, n in more.items())
+
+
 def rounds(switch: Switch, model: ModelSpec, precision: Precision, staging_bytes: int) -> tuple[Round, ...]:
     """The moves of every round, see `divide`."""
+    divided = divide(switch, model, precision, staging_bytes)
     weights, gradients = _by_parameter(switch.weights), _by_parameter(switch.gradients)
-    return tuple(
-        Round(
-            weights=tuple(move for unit in units for move in weights[unit.name]),
-            gradients=tuple(move for unit in units for move in gradients[unit.name]),
+    num_hops = switch.num_hops
+    padded = (*divided, *((),) * (num_hops - 1))
+    found = []
+    for index in range(len(padded)):
+        under_way = [(hop, unit.name) for hop in range(num_hops) if hop <= index for unit in padded[index - hop]]
+        found.append(
+            Round(
+                begins=tuple(unit.name for unit in padded[index]),
+                ends=tuple(unit.name for unit in padded[index - num_hops + 1]) if index >= num_hops - 1 else (),
+                weights=tuple(move for hop, name in under_way for move in weights[name, hop]),
+                gradients=tuple(move for hop, name in under_way for move in gradients[name, hop]),
+            )
         )
-        for units in divide(switch, model, precision, staging_bytes)
-    )
+    return tuple(found)
 
 
-def _staged_by_unit(switch: Switch, precision: Precision) -> dict[tuple[str, int], dict[int, int]]:
-    """(parameter, run) -> rank -> bytes that it sends and receives for one layer of the run."""
-    staged: dict[tuple[str, int], dict[int, int]] = {}
+def _staged_by_unit(switch: Switch, precision: Precision) -> dict[tuple[str, int], tuple[dict[int, int], ...]]:
+    """(parameter, run) -> hop -> rank -> bytes that it sends and receives for one layer of the run."""
+    staged: dict[tuple[str, int], tuple[dict[int, int], ...]] = {}
     for routes, size in ((switch.weights, precision.weight_bytes), (switch.gradients, precision.gradient_bytes)):
         for route in routes:
             if not route.local:
-                new = staged.setdefault((route.parameter, route.first_layer), {})
+                key = route.parameter, route.first_layer
+                if key not in staged:
+                    staged[key] = tuple({} for _ in range(switch.num_hops))
+                new = staged[key][route.hop]
                 num_bytes = route.box.numel * size
                 new[route.source] = new.get(route.source, 0) + num_bytes
                 new[route.target] = new.get(route.target, 0) + num_bytes
@@ -140,11 +172,12 @@ def _interleaved(switch: Switch, model: ModelSpec) -> Iterator[Unit]:
             yield from (Unit(parameter, run[0], run[turn]) for run in runs if turn < len(run))
 
 
-def _by_parameter(routes: tuple[Route, ...]) -> defaultdict[str, list[Move]]:
-    moves: defaultdict[str, list[Move]] = defaultdict(list)
+def _by_parameter(routes: tuple[Route, ...]) -> defaultdict[tuple[str, int], list[Move]]:
+    """By full name and hop."""
+    moves: defaultdict[tuple[str, int], list[Move]] = defaultdict(list)
     for route in routes:
         for name in route.names():
-            moves[name].append(Move(name, route.box, route.source, route.target))
+            moves[name, route.hop].append(Move(name, route.box, route.source, route.target, route.relay))
     return moves
 
 
@@ -158,7 +191,8 @@ def staged_bytes(switch: Switch, precision: Precision, num_ranks: int, limit: in
         whole[source] += num_bytes
         whole[target] += num_bytes
     most = [limit] * num_ranks
-    for new in _staged_by_unit(switch, precision).values():
-        for rank, num_bytes in new.items():
-            most[rank] = max(most[rank], num_bytes)
+    for hops in _staged_by_unit(switch, precision).values():
+        for new in hops:
+            for rank, num_bytes in new.items():
+                most[rank] = max(most[rank], num_bytes)
     return tuple(map(min, whole, most))

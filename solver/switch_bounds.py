@@ -1,9 +1,9 @@
 """Lower bounds of switch times from volumes alone: hundreds of them in the time of pricing one switch by its routes.
 
-Whatever peer a route chooses, a rank receives every element of its weights that it lacks, once, and sends on every
-element of its partial gradients that it does not keep; from or to its own node if anybody there holds the element,
-else across nodes. So totals are exact, and the busiest link carries at least what its own end must move, and at least
-the mean:
+Whatever trees routes take, a rank receives every element of its weights that it lacks, once, and sends every element of
+its partial gradients that it does not keep, once; within its node if anybody there holds the element. What nobody on a
+node holds crosses into or out of it once, for one of its ranks; the others have it from there. So totals are exact, and
+the busiest link carries at least what its own end must move, and at least the mean:
 
     seconds >= max over links of moved bytes / bandwidth + max over ranks of (packed + unpacked bytes) / copy bandwidth
 
@@ -50,9 +50,24 @@ class Boxes:
 
     @property
     def numels(self) -> Floats:
-        """[node, rank]"""
-        volumes: Floats = (self.high - self.low).prod(axis=-1).sum(axis=-1)
+        """[node, rank, kind]"""
+        volumes: Floats = (self.high - self.low).prod(axis=-1)
         return volumes
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Bytes that one end of the routes must move: receive as weights, or send as gradients."""
+
+    all: Floats  # [node, rank]
+    near: Floats  # [node, rank], of these what others on the node hold
+    across: Floats  # [node], what nobody on it holds
+
+    @property
+    def inside(self) -> Floats:
+        """[node] mean over its ranks of what their links within the node carry."""
+        total: Floats = (self.all.sum(axis=1) - self.across) / self.all.shape[1]
+        return total
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,28 +80,35 @@ class SwitchBounds:
 
     def seconds(self, source: Boxes, target: Boxes, *, weights: bool, gradients: bool) -> float:
         """No switch from source to target that moves weights, gradients or both is faster."""
-        received_near, received_far = _moved(target, source, self.precision.weight_bytes * weights)
-        sent_near, sent_far = _moved(source, target, self.precision.gradient_bytes * gradients)
-        wire_s = _busiest(received_near, sent_near) / self.wires.intra.bandwidth_bytes_per_s
+        received = _moved(target, source, self.precision.weight_bytes * weights)
+        sent = _moved(source, target, self.precision.gradient_bytes * gradients)
+        inside = max(
+            received.near.max(),
+            sent.near.max(),
+            received.inside.max(),
+            sent.inside.max(),
+            (received.inside + sent.inside).mean(),  # what one end must move reaches or leaves some other
+        )
+        wire_s = inside / self.wires.intra.bandwidth_bytes_per_s
         if self.wires.inter is not None:
-            far_s = _busiest(received_far.sum(axis=1), sent_far.sum(axis=1)) / self.wires.inter.bandwidth_bytes_per_s
-            wire_s = max(wire_s, far_s)
-        copied = received_near + received_far + sent_near + sent_far
+            between = max(received.across.max(), sent.across.max(), (received.across + sent.across).mean())
+            wire_s = max(wire_s, between / self.wires.inter.bandwidth_bytes_per_s)
+        copied = received.all + sent.all
         # Every byte is packed on one rank and unpacked on another, so the mean counts twice.
         copy_s = max(copied.max(), 2 * copied.mean()) / self.copy_bytes_per_s
         return float(wire_s + copy_s) * _ROUNDING
 
 
-def _moved(needs: Boxes, held: Boxes, element_bytes: int) -> tuple[Floats, Floats]:
-    """[node, rank] bytes of `needs` that the rank does not hold: that its node holds, and others."""
+def _moved(needs: Boxes, held: Boxes, element_bytes: int) -> Moved:
+    """What ranks need and do not hold. Boxes of `needs` are equal or disjoint, as those of equal replicas are."""
     low = np.maximum(needs.low[:, :, None], held.low[:, None])
     high = np.minimum(needs.high[:, :, None], held.high[:, None])
     common = np.maximum(high - low, 0).prod(axis=-1)  # [node, rank that needs, rank that holds, kind]
-    near = (common * held.first_on_node[:, None]).sum(axis=(2, 3))
+    on_node = (common * held.first_on_node[:, None]).sum(axis=2)  # [node, rank, kind]
     own = np.einsum("nrrk->nr", common)
-    return (near - own) * element_bytes, (needs.numels - near) * element_bytes
-
-
-def _busiest(received: Floats, sent: Floats) -> float:
-    """Of links whose ends receive and send so much at least; what they do besides is at best spread evenly."""
-    return float(max(received.max(), sent.max(), received.mean() + sent.mean()))
+    missing = needs.numels - on_node
+    return Moved(
+        all=(needs.numels.sum(axis=2) - own) * element_bytes,
+        near=(on_node.sum(axis=2) - own) * element_bytes,
+        across=(missing * needs.first_on_node).sum(axis=(1, 2)) * element_bytes,
+    )

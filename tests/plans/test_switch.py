@@ -1,7 +1,7 @@
 """Rounds of a switch: every move once, in one order for all ranks, staging under its limit."""
 
 from collections import Counter, defaultdict
-from itertools import pairwise
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -18,7 +18,7 @@ from tests.plans.shapes import layouts_of, models
 def all_moves(switch: Switch) -> list[list[Move]]:
     """Weights and gradients, one move for each layer of each route."""
     return [
-        [Move(name, route.box, route.source, route.target) for route in routes for name in route.names()]
+        [Move(name, route.box, route.source, route.target, route.relay) for route in routes for name in route.names()]
         for routes in (switch.weights, switch.gradients)
     ]
 
@@ -82,14 +82,55 @@ def test_a_round_ends_only_where_the_next_parameter_would_break_the_limit(data: 
     model, limit = data.draw(models()), data.draw(st.sampled_from([500, 1000, 3000]))
     switch = switch_between(data.draw(layouts_of(model, 4)), data.draw(layouts_of(model, 4)), 2)
     found = rounds(switch, model, Precision.fp32, limit)
-    for one, following in pairwise(found):
-        name = (*following.weights, *following.gradients)[0].name
-        first = Round(
-            tuple(move for move in following.weights if move.name == name),
-            tuple(move for move in following.gradients if move.name == name),
-        )
-        staged, more = staged_by_round(one, 4), staged_by_round(first, 4)
-        assert any(staged.get(rank) and staged[rank] + num_bytes > limit for rank, num_bytes in more.items())
+    staged: defaultdict[tuple[int, int], int] = defaultdict(int)  # (round, rank) -> bytes of the parameters so far
+    for index, one in enumerate(found):
+        traffic = [traffic_of(found[index:], name) for name in one.begins]
+        moving = [each for each in traffic if each]
+        if index and moving:  # the first of them would have broken the limit a round earlier
+            before = {(index - 1 + hop, rank): n for (hop, rank), n in moving[0].items()}
+            assert any(staged[key] and staged[key] + n > limit for key, n in before.items())
+        for each in moving:
+            for (hop, rank), n in each.items():
+                staged[index + hop, rank] += n
+
+
+def traffic_of(coming: Sequence[Round], name: str) -> Counter[tuple[int, int]]:
+    """(rounds from now on, rank) -> fp32 bytes that a parameter stages."""
+    found: Counter[tuple[int, int]] = Counter()
+    for hop, one in enumerate(coming):
+        for move in (*one.weights, *one.gradients):
+            if move.name == name and move.source != move.target:
+                found[hop, move.source] += 4 * move.box.numel
+                found[hop, move.target] += 4 * move.box.numel
+    return found
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_what_is_passed_on_has_arrived_in_an_earlier_round(data: st.DataObject) -> None:
+    """Weights that are passed on too early are garbage, and a sum that leaves too early lacks a part."""
+    model = data.draw(models())
+    switch = switch_between(data.draw(layouts_of(model, 8)), data.draw(layouts_of(model, 8)), 2)
+    found = rounds(switch, model, Precision.bf16, data.draw(st.sampled_from([1, 2000, 10**9])))
+    have: set[tuple[str, tuple[int, ...], int]] = set()  # weights by name, box, rank
+    gone: set[tuple[str, tuple[int, ...], int]] = set()  # sums that have left
+    begun: set[str] = set()
+    ended: set[str] = set()
+    for one in found:
+        begun |= set(one.begins)
+        for move in one.weights:
+            if move.relay:
+                assert (move.name, move.box, move.source) in have
+        have |= {(move.name, move.box, move.target) for move in one.weights}
+        leaving = [(move.name, move.box, move.source) for move in one.gradients if move.source != move.target]
+        assert len(set(leaving)) == len(leaving) and not gone & set(leaving)
+        gone |= set(leaving)
+        for move in one.gradients:
+            if move.relay:
+                assert (move.name, move.box, move.target) not in gone
+        assert {move.name for move in (*one.weights, *one.gradients)} <= begun - ended
+        ended |= set(one.ends)
+    assert begun == ended
 
 
 def test_a_rank_that_serves_many_stages_for_all_of_them() -> None:

@@ -48,9 +48,8 @@ def test_milp_is_not_above_heuristic_is_not_above_static(name: str) -> None:
 
 def test_the_exact_model_beats_the_heuristic_somewhere() -> None:
     """If all planners returned the same plan, the law would hold and nothing be gained."""
-    assert any(
-        solution(name).plan.step_time_s < 0.99 * solution(name, "heuristic").plan.step_time_s for name in PROBLEMS
-    )
+    long = make_problem(max_len=131072, num_buckets=6, sequences=32)
+    assert solve(long).plan.step_time_s < 0.97 * solve(long, "heuristic").plan.step_time_s
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
