@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from executor.attention import packed_attention, rotary_tables, rotate
+from executor.attention import attention_in, rotary_tables, rotate
 from executor.batches import MicroBatch
 from executor.context_parallel import ContextParallel, mask_of, shared_attention
 from executor.elementwise import rms_norm, swiglu
@@ -95,12 +95,14 @@ class Stage:
         share = micro_batch.share
         assert (share is None) == (self.cp.size == 1), "a row is shared among the ranks of its context-parallel group"
         mask = None if share is None else mask_of(share, dtype)
+        lengths = micro_batch.lengths if share is None else share.whole_lengths
+        attend = attention_in(lengths, self.model.head_dim, dtype, micro_batch.positions_T.device)
 
         def core(q_THE: Tensor, k_TKE: Tensor, v_TKE: Tensor) -> Tensor:
             q_THE, k_TKE = rotate(q_THE, tables), rotate(k_TKE, tables)
             if share is None or mask is None:
-                return packed_attention(q_THE, k_TKE, v_TKE, micro_batch.lengths)
-            return shared_attention(q_THE, k_TKE, v_TKE, share, mask, self.cp)
+                return attend(q_THE, k_TKE, v_TKE)
+            return shared_attention(q_THE, k_TKE, v_TKE, share, mask, attend, self.cp)
 
         return core
 

@@ -99,7 +99,7 @@ class Engine:
         self._options = options
         self._peak_flops_per_s = peak_flops_per_s(device, plan.precision)
         if groups is None:
-            groups = Groups((layout.strategy for layout in plan.layouts), timeout_s=timeout_s)
+            groups = Groups((layout.strategy for layout in plan.layouts), timeout_s=timeout_s, device=device)
         self._pipelines = tuple(
             Pipeline.at(
                 layout,

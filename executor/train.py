@@ -33,6 +33,7 @@ from executor.roll_call import call_the_roll
 from executor.safetensors_read import Checkpoint, load_weights
 from executor.step import Engine, Prepared
 from executor.waits import waiting
+from executor.world import join_world, take_device
 from plans.check import require_sound
 from plans.corpus import Corpus, open_corpus
 from plans.errors import InputError
@@ -68,8 +69,8 @@ def train(options: RunOptions) -> None:
         inputs = error
     call_the_roll(store, rank, world_size, inputs if isinstance(inputs, InputError) else inputs.digests, timeout)
     assert not isinstance(inputs, InputError)
-    device, backend = _device()
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+    device = take_device(int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    join_world(device, rank, world_size, timeout, store=store)
     _run(options, inputs, rank, device)
     with waiting("the last step of all ranks"):
         dist.barrier()  # nobody closes its connections while another may still read from them
@@ -142,15 +143,6 @@ def _goes_on(options: RunOptions) -> bool:
     assert options.resume is not None
     out, resume = options.out.resolve(), options.resume.resolve()
     return resume == out or out in resume.parents
-
-
-def _device() -> tuple[torch.device, str]:
-    """Where this rank computes, and how it communicates: CPU tensors (small, for agreement) go through gloo always."""
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    if torch.cuda.is_available() and torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1")):
-        torch.cuda.set_device(local_rank)
-        return torch.device("cuda", local_rank), "cpu:gloo,cuda:nccl"
-    return torch.device("cpu"), "gloo"
 
 
 def _run(options: RunOptions, inputs: _Inputs, rank: int, device: torch.device) -> None:
