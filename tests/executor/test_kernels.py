@@ -1,53 +1,68 @@
 """Compiled elementwise parts compute what the hand-written ones compute."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from executor import step
 from executor.attention import rotary_tables
-from executor.groups import Groups
+from executor.batches import count_targets, pack_row
 from executor.kernels import BY_HAND, Kernels, compile_refusal, compiled
 from executor.options import RunOptions
-from executor.step import Engine
+from executor.pipeline import Pipeline
+from executor.tensor_parallel import TensorParallel
 from executor.train import _read
 from plans.errors import InputError
+from plans.layout import layout
+from plans.strategy import Strategy
 from tests.executor.reference import reference_loss_and_gradients
-from tests.executor.test_step import OPTIONS, mini_batch_of, phases, reader
-from tests.executor.tiny import LENGTHS, MODEL, make_documents, make_weights, shards, sum_of_partials
+from tests.executor.test_step import OPTIONS, mini_batch_of, reader
+from tests.executor.tiny import LENGTHS, MODEL, make_documents, make_weights, shards
 from tests.executor.tiny_plan import make_plan
 from tests.ranks import run_ranks
 
 CPU = torch.device("cpu")
-PLAN = make_plan(MODEL, phases("tp2", "dp2"), home="dp2")
+PLAN = make_plan(MODEL, [(10, 32, "dp1"), (1, 9, "dp1")], home="dp1")
 needs_compiler = pytest.mark.skipif(compile_refusal(CPU) is not None, reason=str(compile_refusal(CPU)))
 
 
-def run_compiled(rank: int, world_size: int) -> tuple[float, dict[str, Tensor], float]:
-    """Loss and gradients of one accumulation, and the loss of an evaluation."""
-    groups = Groups([layout.strategy for layout in PLAN.layouts], timeout_s=120)
-    engine = Engine(PLAN, seed=0, options=OPTIONS, device=CPU, timeout_s=120, groups=groups, compile=True)
-    for name, weight in shards(PLAN.home_layout, rank, make_weights()).items():
-        engine.home.masters[name].copy_(weight.detach())
-    documents = make_documents(LENGTHS)
-    done = engine.accumulate(mini_batch_of(documents), reader(documents))
-    gradients = {name: gradient.clone() for name, gradient in done.home.gradients.items()}
-    return done.loss, gradients, engine.evaluate(mini_batch_of(documents), reader(documents)).loss
-
-
 @needs_compiler
-def test_a_compiled_step_is_the_step_of_one_device() -> None:
-    """Compiling is a choice of speed alone: two phases, tensor parallel and not, to 1e-10 in fp64."""
-    losses, gradients, evaluated = zip(*run_ranks(2, run_compiled, timeout_s=240), strict=True)
-    whole = make_weights()
-    loss, expected = reference_loss_and_gradients(MODEL, whole, make_documents(LENGTHS))
-    assert sum(losses) == pytest.approx(loss, abs=1e-10)
-    assert evaluated == pytest.approx([loss] * 2, abs=1e-10)
-    found = sum_of_partials(PLAN.home_layout, gradients, whole)
+def test_compiled_gradients_are_those_of_plain_torch() -> None:
+    """Compiling is a choice of speed alone: loss and every gradient to 1e-10 in fp64."""
+    held, documents = layout(MODEL, Strategy.equal()), make_documents((19, 5, 1))
+    pipeline = Pipeline.at(held, 0, TensorParallel(), "test", kernels=compiled())
+    weights = shards(held, 0, make_weights())
+    loss = pipeline.run(weights, [pack_row(documents, multiple_of=1)], count_targets((19, 5, 1)))
+    expected_loss, expected = reference_loss_and_gradients(MODEL, make_weights(), documents)
+    assert float(loss) == pytest.approx(expected_loss, abs=1e-10)
     for name, gradient in expected.items():
-        torch.testing.assert_close(found[name], gradient, rtol=0, atol=1e-10)
+        torch.testing.assert_close(weights[name].grad, gradient, rtol=0, atol=1e-10)
+
+
+def count_compiled(rank: int, world_size: int, compile: bool) -> int:
+    """Calls of a stand-in for the compiled function in one accumulation."""
+    calls = 0
+
+    def counting(gate: Tensor, up: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return BY_HAND.swiglu(gate, up)
+
+    vars(step)["compiled"] = lambda: replace(BY_HAND, swiglu=counting)
+    engine = step.Engine(PLAN, seed=0, options=OPTIONS, device=CPU, timeout_s=30, compile=compile)
+    documents = make_documents(LENGTHS)
+    engine.accumulate(mini_batch_of(documents), reader(documents))
+    return calls
+
+
+def test_the_engine_compiles_if_it_is_told_to() -> None:
+    """Else the option is a word."""
+    with_it, without = (run_ranks(1, count_compiled, compile) for compile in (True, False))
+    assert with_it[0] >= 2 * MODEL.num_layers and without == [0]
 
 
 def norm(kernels: Kernels, tokens: int, dtype: torch.dtype) -> tuple[Tensor, list[Tensor]]:
