@@ -1,14 +1,16 @@
 """Causal attention inside each document of a packed row, and rotary positions that restart with each document.
 
-Documents are told apart by their lengths, never by a mask or by positions: one call of torch's attention per document,
-between one split and one concatenation (block-diagonal masks and calls batched by equal length are 2 to 6 times slower
-on a CPU). Keys and values of a group of heads are shared by the kernel, not copied.
+Documents are told apart by their lengths, never by a mask or by positions. A GPU has one kernel for the whole row
+(executor.varlen). Elsewhere there is one call of torch's attention per document, between one split and one
+concatenation (block-diagonal masks and calls batched by equal length are 2 to 6 times slower on a CPU). Keys and values
+of a group of heads are shared by the kernel, not copied.
 
 T: tokens of the row, H: query heads on this rank, K: key and value heads on this rank, E: size of a head.
 """
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -16,7 +18,15 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
+from executor.varlen import Attend, refusal, varlen_attention
 from plans.model import Llama3Rope
+
+
+def attention_in(lengths: Sequence[int], head_dim: int, dtype: torch.dtype, device: torch.device) -> Attend:
+    """`packed_attention` for the documents of one row, by the best kernel that there is; one for all layers."""
+    if lengths and refusal(head_dim, dtype, device) is None:
+        return varlen_attention(lengths, device)
+    return partial(packed_attention, lengths=lengths)
 
 
 def packed_attention(q_THE: Tensor, k_TKE: Tensor, v_TKE: Tensor, lengths: Sequence[int]) -> Tensor:

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from executor.attention import packed_attention
 from executor.rank_group import RankGroup, gather_shards
 from executor.shares import Share
+from executor.varlen import Attend
 
 _BLOCK = 256
 """Queries of a piece that attend at a time: the mask is as wide as a document, but only so high."""
@@ -27,11 +27,12 @@ class ContextParallel(RankGroup):
 
 
 def shared_attention(
-    q_THE: Tensor, k_TKE: Tensor, v_TKE: Tensor, share: Share, mask: Tensor, cp: ContextParallel
+    q_THE: Tensor, k_TKE: Tensor, v_TKE: Tensor, share: Share, mask: Tensor, attend: Attend, cp: ContextParallel
 ) -> Tensor:
     """Each token attends to itself and to the earlier ones of its document, wherever they are, [T, H, E].
 
     Args:
+        attend: for the whole documents of this rank, see executor.attention.
         mask: see `mask_of`; one for all layers.
     """
     own = sum(piece.tokens for piece in share.split_pieces)
@@ -44,7 +45,7 @@ def shared_attention(
         for piece, q_PHE in zip(share.split_pieces, queries, strict=True):
             k_NKE, v_NKE = (x[piece.document][: piece.last] for x in (keys, values))
             outputs.append(_late_attention(q_PHE, k_NKE, v_NKE, mask))
-    outputs.append(packed_attention(whole_q, whole_k, whole_v, share.whole_lengths))
+    outputs.append(attend(whole_q, whole_k, whole_v))
     return torch.cat(outputs)
 
 
@@ -82,6 +83,8 @@ def _late_attention(q_PHE: Tensor, k_NKE: Tensor, v_NKE: Tensor, mask: Tensor) -
     for block in q.split(_BLOCK, dim=2):
         rows = block.shape[2]
         seen = mask[:rows, width - first : width + rows]
+        if seen.is_cuda:
+            seen = seen.contiguous()  # kernels read it in pieces of 16 bytes, which a view need not begin with
         out = F.scaled_dot_product_attention(
             block, k[:, :, : first + rows], v[:, :, : first + rows], attn_mask=seen, enable_gqa=gqa
         )

@@ -1,7 +1,8 @@
 """Process groups of a plan: one for each distinct set of ranks, made once and kept.
 
 A communicator costs memory, threads and file descriptors, so strategies that group the same ranks share it, and a set
-that is the whole world is the world's own group.
+that is the whole world is the world's own group. Point-to-point messages of pipelines and switches, whatever their two
+ranks, are batched on the world's group: no pair has a communicator of its own.
 """
 
 from collections.abc import Iterable
@@ -13,9 +14,11 @@ import torch.distributed as dist
 from executor.context_parallel import ContextParallel
 from executor.tensor_parallel import TensorParallel
 from executor.waits import waiting
+from executor.world import backend_of
 from plans.strategy import Strategy
 
 RankSet = tuple[int, ...]
+_CPU = torch.device("cpu")
 
 
 def tensor_parallel_ranks(strategy: Strategy, rank: int) -> RankSet:
@@ -42,10 +45,11 @@ def rank_sets(strategies: Iterable[Strategy]) -> tuple[RankSet, ...]:
 class Groups:
     """This rank's process groups for all strategies of a plan. Making it is collective."""
 
-    def __init__(self, strategies: Iterable[Strategy], *, timeout_s: float) -> None:
+    def __init__(self, strategies: Iterable[Strategy], *, timeout_s: float, device: torch.device = _CPU) -> None:
         """Make and warm up the groups; every rank of the world calls this at once, with the same strategies.
 
         Args:
+            device: where this rank has what the groups exchange.
             timeout_s: limit of every wait inside the groups. A new group does not inherit the limit of the world.
         """
         world = tuple(range(dist.get_world_size()))
@@ -56,12 +60,15 @@ class Groups:
             if ranks == world:
                 self._groups[ranks] = dist.group.WORLD
             else:
-                self._groups[ranks] = dist.new_group(list(ranks), timeout=timedelta(seconds=timeout_s))
-        # The first use of a communicator connects it and must include all of its ranks; p2p runs on the world's.
+                self._groups[ranks] = dist.new_group(
+                    list(ranks), timeout=timedelta(seconds=timeout_s), backend=backend_of(device)
+                )
+        # The first use of a communicator connects it, and must include all of its ranks: a message between two is not.
         for ranks, group in ((world, dist.group.WORLD), *self._groups.items()):
             if self._rank in ranks:
                 with waiting(f"connecting ranks {list(ranks)}"):
-                    dist.all_reduce(torch.zeros(1), group=group)
+                    dist.all_reduce(connected := torch.zeros(1, device=device), group=group)
+                    connected.tolist()  # NCCL returns before it is connected
 
     def __len__(self) -> int:
         """Number of distinct rank sets."""

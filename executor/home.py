@@ -18,6 +18,7 @@ from plans.model import Precision
 
 STATE_KINDS = ("master", "exp_avg", "exp_avg_sq")
 _CHUNK = 1 << 16  # elements squared in fp64 at a time: they stay in a core's cache
+_GPU_CHUNK = 1 << 24  # few kernels, and 256 MiB for two copies
 
 
 class Home:
@@ -93,8 +94,9 @@ class Home:
 
 def square_sum(gradients: Mapping[str, Tensor]) -> float:
     """Sum of the squares of this rank's elements, in fp64."""
-    total = torch.zeros((), dtype=torch.float64)
+    device = next((gradient.device for gradient in gradients.values()), torch.device("cpu"))
+    total = torch.zeros((), dtype=torch.float64, device=device)
     for gradient in gradients.values():
-        for chunk in gradient.flatten().split(_CHUNK):
-            total += chunk.double().square().sum().cpu()
+        for chunk in gradient.flatten().split(_GPU_CHUNK if gradient.is_cuda else _CHUNK):
+            total += chunk.double().square().sum()
     return float(total)

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from executor.world import join_world, take_device
 from plans.errors import InputError
 
 Result = TypeVar("Result")
@@ -37,7 +38,7 @@ def run_local(
     silence_s: float,
     on_message: Callable[[Any], None],
 ) -> list[Result]:
-    """Call `fn(tell, *args)` on every rank of a gloo world of this machine, one thread each.
+    """Call `fn(tell, *args)` on every rank of a world on this machine, one thread each.
 
     Args:
         fn: a top-level function; what it tells on any rank comes to `on_message`.
@@ -76,7 +77,7 @@ def _rank_main(
     try:
         torch.set_num_threads(1)
         limit = timedelta(seconds=silence_s)
-        dist.init_process_group("gloo", init_method=store, rank=rank, world_size=num_ranks, timeout=limit)
+        join_world(take_device(rank, num_ranks), rank, num_ranks, limit, init_method=store)
         sender.send(("result", fn(lambda word: sender.send(("message", word)), *args)))
     except InputError as error:
         sender.send(("refusal", str(error)))

@@ -141,7 +141,7 @@ class _Bench:
         # Two layers have less of what a stage does once; one is enough where it dwarfs that.
         depth = 2 if model.num_layers > 1 and _layer_elements(model) < 20e6 else 1
         strategies = list(_strategies(model, self._num_ranks))
-        groups = Groups(strategies, timeout_s=SILENCE_S)
+        groups = Groups(strategies, timeout_s=SILENCE_S, device=self._device)
         self._specimens = [
             Specimen(model, precision, groups.tensor_parallel(strategy), depth, self._device) for strategy in strategies
         ]

@@ -17,10 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from executor.attention import packed_attention, rotary_tables, rotate
+from executor.attention import attention_in, rotary_tables
 from executor.batches import MicroBatch
 from executor.context_parallel import ContextParallel, mask_of, shared_attention
-from executor.elementwise import rms_norm, swiglu
+from executor.kernels import BY_HAND, Kernels
 from executor.recompute import again
 from executor.tensor_parallel import TensorParallel, embed, gather_tokens, scatter_tokens, vocabulary_loss
 from plans.layout import cut
@@ -45,6 +45,7 @@ class Stage:
     cp: ContextParallel = field(default_factory=ContextParallel)
     recompute: Recompute = "none"
     """What the backward pass computes again, instead of keeping it; see executor.recompute."""
+    kernels: Kernels = BY_HAND
 
     def __post_init__(self) -> None:
         for what, heads in (("kv heads", self.model.num_kv_heads), ("heads", self.model.num_heads)):
@@ -95,12 +96,14 @@ class Stage:
         share = micro_batch.share
         assert (share is None) == (self.cp.size == 1), "a row is shared among the ranks of its context-parallel group"
         mask = None if share is None else mask_of(share, dtype)
+        lengths = micro_batch.lengths if share is None else share.whole_lengths
+        attend = attention_in(lengths, self.model.head_dim, dtype, micro_batch.positions_T.device)
 
         def core(q_THE: Tensor, k_TKE: Tensor, v_TKE: Tensor) -> Tensor:
-            q_THE, k_TKE = rotate(q_THE, tables), rotate(k_TKE, tables)
+            q_THE, k_TKE = self.kernels.rotate(q_THE, tables), self.kernels.rotate(k_TKE, tables)
             if share is None or mask is None:
-                return packed_attention(q_THE, k_TKE, v_TKE, micro_batch.lengths)
-            return shared_attention(q_THE, k_TKE, v_TKE, share, mask, self.cp)
+                return attend(q_THE, k_TKE, v_TKE)
+            return shared_attention(q_THE, k_TKE, v_TKE, share, mask, attend, self.cp)
 
         return core
 
@@ -110,7 +113,7 @@ class Stage:
 
     def _attend(self, weights: Weights, name: str, x_TD: Tensor, core: AttentionCore) -> Tensor:
         """x + attention(norm(x)), [T/tp, D]."""
-        normed_TD = rms_norm(x_TD, weights[name + "input_layernorm.weight"], self.model.norm_eps)
+        normed_TD = self.kernels.rms_norm(x_TD, weights[name + "input_layernorm.weight"], self.model.norm_eps)
         all_TD = gather_tokens(normed_TD, self.tp)  # once, for three matrices
         name += "self_attn."
         out_THE = again("selective", self.recompute, self._heads_attention, all_TD, weights, name, core)
@@ -126,7 +129,7 @@ class Stage:
 
     def _mlp(self, weights: Weights, name: str, x_TD: Tensor) -> Tensor:
         """x + mlp(norm(x)), [T/tp, D]."""
-        normed_TD = rms_norm(x_TD, weights[name + "post_attention_layernorm.weight"], self.model.norm_eps)
+        normed_TD = self.kernels.rms_norm(x_TD, weights[name + "post_attention_layernorm.weight"], self.model.norm_eps)
         all_TD = gather_tokens(normed_TD, self.tp)  # once, for two matrices
         partial_TD = again("selective", self.recompute, self._columns_mlp, all_TD, weights, name + "mlp.")
         return scatter_tokens(partial_TD, self.tp).add_(x_TD)
@@ -135,7 +138,7 @@ class Stage:
         """What this rank's columns of the MLP add to all tokens, [T, D]."""
         gate_TF = F.linear(all_TD, weights[name + "gate_proj.weight"])
         up_TF = F.linear(all_TD, weights[name + "up_proj.weight"])
-        return F.linear(swiglu(gate_TF, up_TF), weights[name + "down_proj.weight"])
+        return F.linear(self.kernels.swiglu(gate_TF, up_TF), weights[name + "down_proj.weight"])
 
     def _heads(self, all_TD: Tensor, weights: Weights, name: str) -> Tensor:
         """A projection cut into its heads, each with its norm where the model has one, [T, heads, E]."""
@@ -143,9 +146,10 @@ class Stage:
         x = F.linear(all_TD, weights[name + "proj.weight"], bias)
         if self.model.qk_norm and not name.endswith("v_"):
             # One weight for all heads: this rank's gradient is a partial sum over its own ones.
-            x = rms_norm(x.view(-1, self.model.head_dim), weights[name + "norm.weight"], self.model.norm_eps)
+            weight_E = weights[name + "norm.weight"]
+            x = self.kernels.rms_norm(x.view(-1, self.model.head_dim), weight_E, self.model.norm_eps)
         return x.view(len(all_TD), -1, self.model.head_dim)
 
     def _head_input(self, weights: Weights, x_TD: Tensor) -> Tensor:
         """All tokens behind the final norm, [T, D]."""
-        return gather_tokens(rms_norm(x_TD, weights["model.norm.weight"], self.model.norm_eps), self.tp)
+        return gather_tokens(self.kernels.rms_norm(x_TD, weights["model.norm.weight"], self.model.norm_eps), self.tp)

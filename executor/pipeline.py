@@ -22,6 +22,7 @@ from torch import Tensor
 
 from executor.batches import MicroBatch
 from executor.context_parallel import ContextParallel
+from executor.kernels import BY_HAND, Kernels
 from executor.model import Stage, Weights
 from executor.tensor_parallel import TensorParallel
 from executor.waits import WaitError, mib, waiting
@@ -55,6 +56,7 @@ class Pipeline:
         *,
         cp: ContextParallel | None = None,
         recompute: Recompute = "none",
+        kernels: Kernels = BY_HAND,
     ) -> Self:
         """The part of `rank` under a layout.
 
@@ -77,6 +79,7 @@ class Pipeline:
                 tp=tp,
                 cp=cp,
                 recompute=recompute,
+                kernels=kernels,
             ),
             index=place.stage,
             num_stages=len(stages),

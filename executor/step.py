@@ -29,6 +29,7 @@ from executor.export import export_home
 from executor.flops import peak_flops_per_s, training_flops
 from executor.groups import Groups
 from executor.home import Home, square_sum
+from executor.kernels import BY_HAND, compiled
 from executor.metrics import Clock, PartTimes, PhaseRecord, StepRecord, SwitchRecord, gather_rows, peak_memory_bytes
 from executor.optimizer import OptimizerOptions
 from executor.pipeline import Pipeline
@@ -89,12 +90,14 @@ class Engine:
         device: torch.device,
         timeout_s: float,
         groups: Groups | None = None,
+        compile: bool = False,
     ) -> None:
         """Agree on the switches and make the initial weights of this rank's home.
 
         Args:
             timeout_s: limit of every wait inside new groups.
             groups: those of other engines of this process, if they know all strategies of the plan.
+            compile: the elementwise parts of layers, see executor.kernels.
         """
         self._plan = plan
         self._rank = dist.get_rank()
@@ -102,7 +105,7 @@ class Engine:
         self._options = options
         self._peak_flops_per_s = peak_flops_per_s(device, plan.precision)
         if groups is None:
-            groups = Groups((layout.strategy for layout in plan.layouts), timeout_s=timeout_s)
+            groups = Groups((layout.strategy for layout in plan.layouts), timeout_s=timeout_s, device=device)
         self._pipelines = tuple(
             Pipeline.at(
                 layout,
@@ -111,6 +114,7 @@ class Engine:
                 phase=str(layout.strategy),
                 cp=groups.context_parallel(layout.strategy),
                 recompute=phase.recompute,
+                kernels=compiled() if compile else BY_HAND,
             )
             for phase, layout in zip(plan.phases, plan.layouts, strict=True)
         )

@@ -22,6 +22,8 @@ from executor.rank_group import RankGroup, gather_shards, scatter_partials
 
 _CHUNK_ELEMENTS = 2**18
 """Logits that the loss widens to fp32 at a time: 1 MiB, which stays in a core's cache."""
+_GPU_CHUNK_ELEMENTS = 2**25
+"""The same on a GPU: few kernels, and 128 MiB beside the logits."""
 
 
 class TensorParallel(RankGroup):
@@ -137,4 +139,5 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def _chunk_rows(logits_TV: Tensor) -> int:
-    return max(1, _CHUNK_ELEMENTS // logits_TV.shape[1])
+    elements = _GPU_CHUNK_ELEMENTS if logits_TV.is_cuda else _CHUNK_ELEMENTS
+    return max(1, elements // logits_TV.shape[1])

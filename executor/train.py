@@ -28,12 +28,14 @@ from executor.checkpoint import (
 )
 from executor.data import MiniBatches
 from executor.journal import Journal, require_free
+from executor.kernels import compile_refusal
 from executor.options import SHARED, RunOptions
 from executor.prefetch import Prefetch
 from executor.roll_call import call_the_roll
 from executor.safetensors_read import Checkpoint
 from executor.step import Engine, Prepared
 from executor.waits import waiting
+from executor.world import join_world, take_device
 from plans.check import require_sound
 from plans.corpus import Corpus, open_corpus
 from plans.errors import InputError
@@ -63,22 +65,24 @@ def train(options: RunOptions) -> None:
         raise InputError(f"{options.plan}: a run has one process per rank; start it with torchrun, or as `hotspa run`")
     timeout = timedelta(seconds=options.timeout_s)
     store, rank, world_size = next(rendezvous("env://", timeout=timeout))
+    device = take_device(int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     try:
-        inputs: _Inputs | InputError = _read(options, rank, world_size)
+        inputs: _Inputs | InputError = _read(options, rank, world_size, device)
     except InputError as error:
         inputs = error
     call_the_roll(store, rank, world_size, inputs if isinstance(inputs, InputError) else inputs.digests, timeout)
     assert not isinstance(inputs, InputError)
-    device, backend = _device()
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+    join_world(device, rank, world_size, timeout, store=store)
     _run(options, inputs, rank, device)
     with waiting("the last step of all ranks"):
         dist.barrier()  # nobody closes its connections while another may still read from them
     dist.destroy_process_group()
 
 
-def _read(options: RunOptions, rank: int, world_size: int) -> _Inputs:
+def _read(options: RunOptions, rank: int, world_size: int, device: torch.device) -> _Inputs:
     """Everything that can be refused."""
+    if options.compile and (lacking := compile_refusal(device)):
+        raise InputError(f"--compile: {lacking}; without it everything runs as well, only slower")
     plan = read_plan(options.plan)
     require_sound(plan, str(options.plan))
     if plan.cluster.num_ranks != world_size:
@@ -145,18 +149,16 @@ def _goes_on(options: RunOptions) -> bool:
     return resume in (out, out / FOLDER) or resume.parent == out / FOLDER
 
 
-def _device() -> tuple[torch.device, str]:
-    """Where this rank computes, and how it communicates: CPU tensors (small, for agreement) go through gloo always."""
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    if torch.cuda.is_available() and torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1")):
-        torch.cuda.set_device(local_rank)
-        return torch.device("cuda", local_rank), "cpu:gloo,cuda:nccl"
-    return torch.device("cpu"), "gloo"
-
-
 def _run(options: RunOptions, inputs: _Inputs, rank: int, device: torch.device) -> None:
     plan, mini_batches = inputs.plan, inputs.mini_batches
-    engine = Engine(plan, seed=options.seed, options=options.optimizer, device=device, timeout_s=options.timeout_s)
+    engine = Engine(
+        plan,
+        seed=options.seed,
+        options=options.optimizer,
+        device=device,
+        timeout_s=options.timeout_s,
+        compile=options.compile,
+    )
     done = 0
     if options.init_from is not None:
         engine.load_weights(options.init_from)

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from hotspa.reports import print_json
 
 if TYPE_CHECKING:
+    import torch
+
     from solver.backend import Backend
 
 
@@ -93,6 +95,48 @@ def _gloo() -> str:
     return "2 local ranks can sum"
 
 
+def _transport() -> str:
+    import torch
+    import torch.distributed as dist
+
+    if _device().type == "cpu":
+        return "gloo"
+    if not dist.is_nccl_available():
+        raise RuntimeError("a GPU is here, but this torch has no NCCL")
+    return f"NCCL {'.'.join(map(str, torch.cuda.nccl.version()))} for data, gloo for agreement"
+
+
+def _attention() -> str:
+    import torch
+
+    from executor.attention import attention_in
+    from executor.varlen import refusal
+
+    device, bf16 = _device(), torch.bfloat16
+    x_THE = torch.ones(8, 2, 128, dtype=bf16, device=device)
+    attention_in((3, 5), 128, bf16, device)(x_THE, x_THE, x_THE).sum().item()
+    reason = refusal(128, bf16, device)
+    return f"document by document: {reason}" if reason else "varlen_attn in bf16 and fp16, else document by document"
+
+
+def _compile() -> str:
+    import torch
+
+    from executor.kernels import compile_refusal, compiled
+
+    device = _device()
+    if lacking := compile_refusal(device):
+        return f"not with --compile: {lacking}"
+    compiled().swiglu(torch.ones(2, 2, device=device), torch.ones(2, 2, device=device))
+    return "torch.compile works, for --compile"
+
+
+def _device() -> "torch.device":
+    import torch
+
+    return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+
+
 def _memory() -> str:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     free = shutil.disk_usage(".").free
@@ -106,5 +150,8 @@ _CHECKS: dict[str, Callable[[], str]] = {
     "highs": _solver("highs"),
     "cbc": _solver("cbc"),
     "gloo": _gloo,
+    "transport": _transport,
+    "attention": _attention,
+    "compile": _compile,
     "machine": _memory,
 }

@@ -42,8 +42,7 @@ def one_pass(plan_file: Path, data: Sequence[Path], tokenizer: str, field: str) 
 
 def _torchrun(arguments: list[str]) -> int:
     """torchrun in this process, so that the exit code of the rank that failed first is ours."""
-    # Variable lengths fragment the accelerator's allocator; one thread per rank, since ranks share the cores.
-    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    # One thread per rank, since ranks share the cores.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     import logging
 

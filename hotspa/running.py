@@ -33,6 +33,9 @@ def run(
         float | None, typer.Option("--timeout-s", help="Limit of a wait for another rank; by default 600.")
     ] = None,
     threads: Annotated[int | None, typer.Option("--threads", min=1, help="Of a rank; by default 1.")] = None,
+    compiled: Annotated[
+        bool, typer.Option("--compile", help="Compile what lies between products and exchanges: faster after a while.")
+    ] = False,
     init_from: Annotated[
         Path | None, typer.Option("--init-from", help="Hugging Face folder with the initial weights.")
     ] = None,
@@ -150,6 +153,7 @@ def run(
         "--clip": clip,
     }
     options = [word for name, value in given.items() if value is not None for word in (name, str(value))]
+    options += ["--compile"] if compiled else []
     for source in eval_data or ():
         options += ["--eval-data", str(source)]
     raise typer.Exit(launch(plan, data, steps, out, options))

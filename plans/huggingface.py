@@ -86,7 +86,6 @@ _ROTARY_KEYS = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *_LL
 _PLAIN: dict[str, tuple[object, ...]] = {
     "partial_rotary_factor": (1, None),
     "hidden_act": ("silu", "swish", None),
-    "attention_dropout": (0, None),
     "quantization_config": (None,),
     "auto_map": (None,),
 }
@@ -230,6 +229,11 @@ def _refuse_unsupported(config: dict[str, object], architecture: _Architecture, 
             shown = ", ".join(json.dumps(value) for value in plain if value is not None) or "null"
             raise InputError(
                 f"{path}:{_line(text, key)}: {key} {json.dumps(config[key])} is not supported; supported: {shown}"
+            )
+    for key, value in config.items():
+        if ("dropout" in key or "pdrop" in key) and value not in (0, None):
+            raise InputError(
+                f"{path}:{_line(text, key)}: {key} {json.dumps(value)} is not supported; set it to 0 to train without"
             )
     types = config.get("layer_types")
     if isinstance(types, list) and any(kind != "full_attention" for kind in types):

@@ -1,5 +1,6 @@
 """A row that several ranks share: whose tokens are where, who attends to what, and how much that is."""
 
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -90,7 +91,8 @@ def attend_on_ranks(rank: int, world_size: int) -> list[tuple[Tensor, list[Tenso
         assert share is not None
         q, k, v, grad = (x[share.index] for x in inputs(sum(lengths)))
         leaves = [x.requires_grad_() for x in (q, k, v)]
-        out = shared_attention(q, k, v, share, mask_of(share, torch.float64), cp)
+        attend = partial(packed_attention, lengths=share.whole_lengths)
+        out = shared_attention(q, k, v, share, mask_of(share, torch.float64), attend, cp)
         if len(out):  # else the rank has nothing of this row
             out.backward(grad)
         gradients = [torch.zeros_like(x) if x.grad is None else x.grad for x in leaves]

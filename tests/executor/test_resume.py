@@ -105,7 +105,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(folder: Path, whole: li
         fields: dict[str, object] = {"plan": folder / "plan.yaml", "data": (folder / "corpus.jsonl",), "steps": STEPS}
         fields |= {"out": folder / "out", "resume": folder / "out", **changes}
         with pytest.raises(InputError, match=said):
-            _read(RunOptions(**fields), 0, 2)  # type: ignore[arg-type]
+            _read(RunOptions(**fields), 0, 2, torch.device("cpu"))  # type: ignore[arg-type]
     assert rows(folder, "out") == whole
 
 

@@ -1,6 +1,8 @@
 """The command line as a script sees it: exit codes, one-line errors, files left alone, JSON that parses."""
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -8,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
+import torch
 
 from hotspa.cli import main
 
@@ -244,8 +247,11 @@ def test_a_run_refuses_what_it_cannot_use_before_it_starts(hotspa: Hotspa, tmp_p
 def test_the_doctor_finds_this_machine_fit(hotspa: Hotspa) -> None:
     said = hotspa("doctor", "--json")
     assert said.code == 0, said.out
-    checks = {finding["check"] for finding in json.loads(said.out)["checks"]}
-    assert {"python", "torch", "cpsat", "highs", "cbc", "gloo"} <= checks
+    checks = {finding["check"]: finding["detail"] for finding in json.loads(said.out)["checks"]}
+    assert {"python", "torch", "cpsat", "highs", "cbc", "gloo"} <= checks.keys()
+    if not torch.cuda.is_available():
+        assert checks["transport"] == "gloo" and checks["attention"] == "document by document: no kernel for cpu"
+    assert ("works" in checks["compile"]) == bool(shutil.which(os.environ.get("CXX", "g++")))
 
 
 def test_show_loads_neither_torch_nor_a_solver(tmp_path: Path, plan_text: str) -> None:

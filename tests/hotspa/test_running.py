@@ -48,10 +48,11 @@ def test_what_is_given_is_passed_on_and_nothing_else(
         return 0
 
     monkeypatch.setattr(launch, "launch", remember)
-    words = "run plan.yaml --data a --data b --steps 9 --out o --lr 1e-3 --lr-schedule cosine --resume o --eval-data c"
-    assert hotspa(*words.split()).code == 0
+    words = "run plan.yaml --data a --data b --steps 9 --out o"
+    options = "--lr 1e-3 --lr-schedule cosine --resume o --compile --eval-data c"
+    assert hotspa(*words.split(), *options.split()).code == 0
     assert list(map(str, seen[2:4])) == ["9", "o"]
-    assert seen[4] == ["--resume", "o", "--lr", "0.001", "--lr-schedule", "cosine", "--eval-data", "c"]
+    assert seen[4] == ["--resume", "o", "--lr", "0.001", "--lr-schedule", "cosine", "--compile", "--eval-data", "c"]
 
 
 @pytest.fixture(scope="module")

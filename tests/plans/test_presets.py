@@ -195,7 +195,9 @@ def test_features_that_no_class_has_together_are_not_written() -> None:
     [
         ({"architectures": ["MixtralForCausalLM"]}, ':2: architectures ["MixtralForCausalLM"] is not supported'),
         ({"architectures": "absent"}, ":1: architectures null is not supported"),
-        ({"attention_dropout": 0.1}, ":15: attention_dropout 0.1 is not supported; supported: 0"),
+        ({"attention_dropout": 0.1}, ":15: attention_dropout 0.1 is not supported; set it to 0 to train without"),
+        ({"hidden_dropout": 0.1}, ":15: hidden_dropout 0.1 is not supported; set it to 0 to train without"),
+        ({"resid_pdrop": 0.5}, ":15: resid_pdrop 0.5 is not supported; set it to 0 to train without"),
         ({"quantization_config": {"bits": 4}}, ':15: quantization_config {"bits": 4} is not supported'),
         ({"sliding_window": 4096}, ":15: sliding_window 4096 is not supported; supported: null"),
         ({"rope_scaling": {"type": "linear"}}, ':15: rope_scaling {"type": "linear"} is not supported'),
