@@ -95,13 +95,13 @@ class StepRecord:
         """For people."""
         mfu = "N/A" if self.mfu is None else f"{self.mfu:.2%}"
         evaluated = "" if self.eval_loss is None else f"  eval_loss: {self.eval_loss:8.4f}"
-        phases = "  ".join(f"{phase.strategy}: {phase.time_s:.3f}" for phase in self.phases)
+        phases = "".join(f"{phase.strategy}: {phase.time_s:.3f}  " for phase in self.phases)
         return (
             f"step: {self.step:{len(str(num_steps))}}  loss: {self.loss:8.4f}  grad_norm: {self.grad_norm:8.4f}  "
             f"memory: {self.memory_bytes / 2**30:5.2f}GiB  tps: {self.tokens_per_s:,.0f}  "
             f"tflops: {self.flops_per_s / 1e12:,.3g}  mfu: {mfu}  lr: {self.lr:.2e}  "
             f"step_s: {self.step_s:.3f} (predicted {self.predicted_s:.3f})  "
-            f"{phases}  switch: {self.switch_s:.3f} ({self.switch_s / self.step_s:.1%}, "
+            f"{phases}switch: {self.switch_s:.3f} ({self.switch_s / self.step_s:.1%}, "
             f"{self.switch_bytes / 2**20:,.1f} MiB){evaluated}"
         )
 

@@ -13,7 +13,7 @@ def launch(plan_file: Path, data: Sequence[Path], steps: int, out: Path, options
     """Run the executor on this machine and return its exit code.
 
     Raises:
-        InputError: the plan is unsound or spans several nodes, or data is missing; found before any process starts.
+        InputError: the plan is unsound or spans several nodes; found before any process starts.
     """
     plan = read_plan(plan_file)
     require_sound(plan, str(plan_file))
@@ -22,13 +22,22 @@ def launch(plan_file: Path, data: Sequence[Path], steps: int, out: Path, options
             f"{plan_file}: the plan is for {plan.cluster.nodes} nodes; on each of them run `torchrun --nnodes "
             f"{plan.cluster.nodes} --nproc-per-node {plan.cluster.ranks_per_node} -m executor {plan_file} ...`"
         )
-    for source in data:
-        if not source.exists():
-            raise InputError(f"--data {source}: no such file or folder")
     arguments = ["--standalone", "--nproc-per-node", str(plan.cluster.num_ranks), "-m", "executor", str(plan_file)]
     for source in data:
         arguments += ["--data", str(source)]
     return _torchrun([*arguments, "--steps", str(steps), "--out", str(out), *options])
+
+
+def one_pass(plan_file: Path, data: Sequence[Path], tokenizer: str, field: str) -> int:
+    """Steps in which every sequence of the corpus comes once; the last one begins the next pass where it must."""
+    from plans.corpus import open_corpus
+    from plans.lengths import Lengths
+
+    rules = read_plan(plan_file).data
+    taken, _ = Lengths.of(str(data[0]), open_corpus(data, tokenizer, field).lengths).limit(
+        rules.max_len, rules.overlong
+    )
+    return -(-int(taken.counts.sum()) // rules.sequences)
 
 
 def _torchrun(arguments: list[str]) -> int:

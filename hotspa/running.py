@@ -1,18 +1,29 @@
-"""`hotspa run`. Its options are those of `python -m executor`, which also knows what holds where one is not given."""
+"""`hotspa run`. Its options are those of `python -m executor`, which also knows what holds where one is not given, and
+besides what a plan file would say, for a run that begins with a Hugging Face folder instead."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from plans.errors import InputError
+
 _EVALUATION, _CHECKPOINTS, _OPTIMIZER = "Evaluation", "Checkpoints", "Optimizer"
+_PLANNING = "Planning, where PLAN is a Hugging Face folder"
 
 
 def run(
-    plan: Annotated[Path, typer.Argument(help="The plan file.")],
+    plan: Annotated[
+        Path, typer.Argument(help="A plan file; or a Hugging Face folder: this machine is measured and a plan solved.")
+    ],
     data: Annotated[list[Path], typer.Option("--data", help="Corpus: as for `hotspa lengths`; may be repeated.")],
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Optimizer steps of the whole run.")],
-    out: Annotated[Path, typer.Option("--out", help="Folder for metrics.jsonl and checkpoints.")],
+    steps: Annotated[
+        int | None, typer.Option("--steps", min=1, help="Optimizer steps of the whole run; by default one pass.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder for metrics.jsonl and checkpoints; by default runs/NAME.")
+    ] = None,
     tokenizer: Annotated[str | None, typer.Option("--tokenizer", help="`bytes`, or a tokenizer.json.")] = None,
     field: Annotated[
         str | None, typer.Option("--field", help="Field of a jsonl line that holds the text; by default `text`.")
@@ -71,10 +82,47 @@ def run(
         float | None,
         typer.Option("--clip", help="Largest gradient norm; by default 1.", rich_help_panel=_OPTIMIZER),
     ] = None,
+    nproc: Annotated[
+        int | None,
+        typer.Option(
+            "--nproc", min=1, help="Ranks; by default one per GPU, or per core up to 8.", rich_help_panel=_PLANNING
+        ),
+    ] = None,
+    sequences: Annotated[
+        int | None,
+        typer.Option("--sequences", min=1, help="Of a mini-batch; by default 64.", rich_help_panel=_PLANNING),
+    ] = None,
+    max_len: Annotated[
+        int | None,
+        typer.Option("--max-len", min=1, help="Longest sequence; by default the corpus's.", rich_help_panel=_PLANNING),
+    ] = None,
+    overlong: Annotated[
+        str | None,
+        typer.Option("--overlong", help="Longer ones: refuse (default), truncate or skip.", rich_help_panel=_PLANNING),
+    ] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option("--precision", help="By default bf16 on GPUs, else fp32.", rich_help_panel=_PLANNING),
+    ] = None,
 ) -> None:
     """Train on this machine under a plan: one local rank per rank of the plan, through torchrun."""
-    from hotspa.launch import launch
+    from hotspa.launch import launch, one_pass
+    from hotspa.planning import PlanRequest, has_weights, plan_here, tokenizer_of
 
+    request = PlanRequest.of(nproc=nproc, sequences=sequences, max_len=max_len, overlong=overlong, precision=precision)
+    out = out or Path("runs") / plan.resolve().stem
+    _require_sources(data)
+    if plan.is_dir():
+        folder, tokenizer = plan, tokenizer_of(plan, tokenizer)
+        plan = plan_here(folder, data, out, tokenizer, field or "text", seed or 0, request)
+        if init_from is None and has_weights(folder):
+            init_from = folder
+    elif told := request.given():
+        raise InputError(f"{told[0]}: the plan file {plan} says that; the option goes with a Hugging Face folder")
+    elif tokenizer is None and init_from is not None:
+        tokenizer = tokenizer_of(init_from, tokenizer)
+    if steps is None:
+        steps = one_pass(plan, data, tokenizer or "bytes", field or "text")
     given = {
         "--tokenizer": tokenizer,
         "--field": field,
@@ -99,3 +147,9 @@ def run(
     for source in eval_data or ():
         options += ["--eval-data", str(source)]
     raise typer.Exit(launch(plan, data, steps, out, options))
+
+
+def _require_sources(data: Sequence[Path]) -> None:
+    for source in data:
+        if not source.exists():
+            raise InputError(f"--data {source}: no such file or folder")

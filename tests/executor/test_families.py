@@ -42,6 +42,14 @@ EVERYTHING = ModelSpec(
     rope_llama3=Llama3Rope(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_positions=64),
 )
 UNTIED = EVERYTHING.model_copy(update={"name": "untied", "tied_embeddings": False})
+PLAIN = {"qkv_bias": False, "qk_norm": False, "tied_embeddings": False, "rope_llama3": None, "head_dim": 4}
+FEATURES: dict[str, dict[str, object]] = {
+    "llama 3": {"family": "llama", "rope_llama3": EVERYTHING.rope_llama3},
+    "mistral": {"family": "mistral", "head_dim": 6},
+    "qwen 2": {"family": "qwen2", "qkv_bias": True, "tied_embeddings": True},
+    "qwen 3": {"family": "qwen3", "qk_norm": True, "head_dim": 6},
+}
+FAMILIES = tuple(EVERYTHING.model_copy(update={"name": name, **PLAIN, **own}) for name, own in FEATURES.items())
 
 PLANS: dict[str, Plan] = {
     f"{model.name}, {' then '.join(strategies)}": make_plan(
@@ -65,6 +73,8 @@ PLANS: dict[str, Plan] = {
         (EVERYTHING, ("dp2pp2", "pp4"), "tp4"),
         (UNTIED, ("dp2pp2", "tp4"), "tp2pp2"),
         (UNTIED, ("tp4", "cp2pp2"), "dp4"),
+        *((family, ("dp2pp2", "tp2cp2"), "tp2pp2") for family in FAMILIES),
+        *((family, ("1xtp2+2xtp1", "tp4"), "dp4") for family in FAMILIES),
     )
 }
 
@@ -107,7 +117,7 @@ def test_a_step_gives_the_loss_and_the_gradients_of_one_device(outcomes: dict[st
         assert error < TOLERANCE, f"{parameter}: gradient off by {error}"
 
 
-@pytest.mark.parametrize("model", [EVERYTHING, UNTIED], ids=lambda model: str(model.name))
+@pytest.mark.parametrize("model", [EVERYTHING, UNTIED, *FAMILIES], ids=lambda model: str(model.name))
 def test_every_parameter_of_the_model_has_a_gradient_to_get_wrong(model: ModelSpec) -> None:
     """The test above would pass on parameters that do nothing. A key bias of one head norms away only in part."""
     weights = make_weights(model)

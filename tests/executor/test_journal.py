@@ -50,7 +50,10 @@ def test_the_line_for_people_has_the_figures_that_they_know() -> None:
     """In the words and the order of other trainers; what is not known is N/A, not 0."""
     text = replace(RECORD, step=7).text(1000)
     assert text.startswith("step:    7  loss:   2.0000  grad_norm:   1.0000  memory:  0.50GiB  tps: 2,000  tflops: 400")
-    assert "mfu: N/A  lr: 1.00e-03  step_s: 0.100 (predicted 0.200)  switch: 10.0%" in text and "eval" not in text
+    assert (
+        "mfu: N/A  lr: 1.00e-03  step_s: 0.100 (predicted 0.200)  switch: 0.010 (10.0%, 0.0 MiB)" in text
+        and "eval" not in text
+    )
     assert "mfu: 40.44%" in replace(RECORD, mfu=4e14 / 989e12).text(9)
     assert text.count("\n") == 0 and "eval_loss:   1.5000" in replace(RECORD, eval_loss=1.5).text(9)
 

@@ -113,7 +113,8 @@ def test_a_plan_with_a_memory_rule_of_its_own_is_refused(hotspa: Hotspa, tmp_pat
     from tests.builders import completed
 
     plan = parse_record(plan_text, Plan, "plan.yaml")
-    rule = plan.memory.model_copy(update={"activation_bytes": dict.fromkeys(plan.memory.activation_bytes, 1.0)})
+    one_byte = {mode: dict.fromkeys(by_tp, 1.0) for mode, by_tp in plan.memory.activation_bytes.items()}
+    rule = plan.memory.model_copy(update={"activation_bytes": one_byte})
     phase = plan.phases[0]
     roomy = phase.packing[0].model_copy(update={"max_tokens": 10**7})
     path = tmp_path / "plan.yaml"
@@ -121,14 +122,14 @@ def test_a_plan_with_a_memory_rule_of_its_own_is_refused(hotspa: Hotspa, tmp_pat
     lowered = plan.model_copy(update={"memory": rule})
     write_plan(_with_bytes(lowered, completed(lowered)), path)
     assert hotspa("check", path).code == 0
-    refused(hotspa("check", path, *given), "plan.yaml: memory.activation_bytes: {1: 1.0", "profile a800-80g")
+    refused(hotspa("check", path, *given), "plan.yaml: memory.activation_bytes: {", "profile a800-80g")
     # Under the name of another profile the difference is to be expected, but it has to fit all the same.
     other = lowered.fingerprints.model_copy(update={"profile": "sha256:" + "0" * 64})
     lowered = lowered.model_copy(update={"fingerprints": other, "memory": rule.model_copy(update={"logit_bytes": 0.0})})
     write_plan(_with_bytes(lowered, completed(lowered)), path)
     report = json.loads(hotspa("check", path, *given, "--json").out)
     assert report["changed_inputs"] == ["profile"]
-    assert report["changed_memory"][0].startswith("memory.activation_bytes: {1: 1.0")
+    assert report["changed_memory"][0].startswith("memory.activation_bytes: {")
     lowered = lowered.model_copy(update={"phases": (phase.model_copy(update={"packing": (roomy,)}), *plan.phases[1:])})
     write_plan(_with_bytes(lowered, completed(lowered)), path)
     assert hotspa("check", path).code == 0

@@ -1,0 +1,152 @@
+"""A plan for this machine, made from a Hugging Face folder and a corpus: what `hotspa run FOLDER` does first.
+
+FOLDER, corpus ──measure──► OUT/profile.yaml ──solve──► OUT/plan.yaml
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Self, cast, get_args
+
+from hotspa.measuring import measure_profile
+from hotspa.reports import print_solution, progress
+from plans.cluster import ClusterSpec
+from plans.errors import InputError
+from plans.lengths import Lengths
+from plans.model import Precision
+from plans.plan import Overlong
+from plans.presets import load_cluster, load_model
+
+TOKENIZER_NAME = "tokenizer.json"
+MOST_RANKS = 8
+SEQUENCES = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRequest:
+    """What a plan file would say; None: as it suits the machine and the corpus."""
+
+    nproc: int | None = None  # ranks; one per accelerator, or per core up to 8
+    sequences: int | None = None  # of a mini_batch; 64
+    max_len: int | None = None  # tokens; of the longest document
+    overlong: Overlong | None = None  # what becomes of longer ones; refused
+    precision: Precision | None = None  # bf16 on accelerators, else fp32
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        nproc: int | None,
+        sequences: int | None,
+        max_len: int | None,
+        overlong: str | None,
+        precision: str | None,
+    ) -> Self:
+        """Raises InputError: a word that means nothing."""
+        for option, value, legal in (
+            ("--overlong", overlong, get_args(Overlong)),
+            ("--precision", precision, tuple(Precision)),
+        ):
+            if value is not None and value not in legal:
+                raise InputError(f"{option} {value}: not one of {', '.join(legal)}")
+        return cls(
+            nproc=nproc,
+            sequences=sequences,
+            max_len=max_len,
+            overlong=cast(Overlong, overlong),
+            precision=None if precision is None else Precision(precision),
+        )
+
+    def given(self) -> list[str]:
+        """The options that were."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return [f"--{name.replace('_', '-')}" for name, value in values.items() if value is not None]
+
+
+def plan_here(
+    folder: Path, data: Sequence[Path], out: Path, tokenizer: str, field: str, seed: int, request: PlanRequest
+) -> Path:
+    """Measure this machine, solve, and return the plan file.
+
+    Raises:
+        InputError: a model or corpus that cannot be used, a plan that is there already, or none that fits.
+    """
+    from costmodel.profile import load_profile
+    from plans.corpus import open_corpus
+    from plans.plan_file import write_plan
+    from solver.planner import Problem, solve
+
+    plan_file, profile_file = out / "plan.yaml", out / "profile.yaml"
+    if plan_file.exists():
+        raise InputError(
+            f"{plan_file}: there is a plan already; go on with `hotspa run {plan_file}`, or name another --out"
+        )
+    model = load_model(str(folder))
+    with progress("reading documents"):
+        corpus = open_corpus(data, tokenizer, field)
+    cluster, precision = machine(request.nproc), request.precision
+    if precision is None:
+        precision = Precision.fp32 if _num_accelerators() == 0 else Precision.bf16
+    out.mkdir(parents=True, exist_ok=True)
+    measure_profile(str(folder), cluster.num_ranks, profile_file, precision, "here", None, as_json=False)
+    problem = Problem(
+        model=model,
+        cluster=cluster,
+        profile=load_profile(profile_file),
+        precision=precision,
+        lengths=Lengths.of(str(data[0]), corpus.lengths),
+        sequences=request.sequences or SEQUENCES,
+        max_len=request.max_len or int(corpus.lengths.max()),
+        overlong=request.overlong or "refuse",
+        seed=seed,
+    )
+    with progress("pricing and solving") as step:
+        solution = solve(problem, progress=step)
+    write_plan(solution.plan, plan_file)
+    print_solution(solution, plan_file)
+    return plan_file
+
+
+def machine(nproc: int | None) -> ClusterSpec:
+    """This machine as a cluster. Its links are nominal; what is measured takes precedence.
+
+    Raises:
+        InputError: fewer accelerators than ranks.
+    """
+    accelerators = _num_accelerators()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cluster = load_cluster(f"local:{nproc or accelerators or min(cores, MOST_RANKS)}")
+    if not accelerators:
+        return cluster
+    if cluster.num_ranks > accelerators:
+        raise InputError(f"--nproc {nproc}: this machine has {accelerators} accelerators, and each takes one rank")
+    import torch
+
+    memory = min(torch.cuda.get_device_properties(i).total_memory for i in range(cluster.num_ranks))
+    return cluster.model_copy(update={"memory_bytes": memory})
+
+
+def tokenizer_of(folder: Path, tokenizer: str | None) -> str:
+    """The one that is named, else the folder's own.
+
+    Raises:
+        InputError: it has none; bytes, say, would be silently another language than the model's.
+    """
+    if tokenizer is not None:
+        return tokenizer
+    if not (folder / TOKENIZER_NAME).is_file():
+        raise InputError(
+            f"{folder}: no {TOKENIZER_NAME}; name one, or `--tokenizer bytes` for text as bytes or for ids"
+        )
+    return str(folder / TOKENIZER_NAME)
+
+
+def has_weights(folder: Path) -> bool:
+    return any(folder.glob("*.safetensors"))
+
+
+def _num_accelerators() -> int:
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
