@@ -205,18 +205,25 @@ def _memory_rule(measurements: Iterable[m.Measurement], machine: m.Machine, rese
             held = longest.get(key)
             if held is None or each.tokens > held.tokens:
                 longest[key] = each
-    layers: dict[Recompute, dict[int, float]] = {}
+    kept: dict[Recompute, dict[int, float]] = {}
+    working: dict[Recompute, dict[int, float]] = {}
     for (part, recompute, tp), each in sorted(longest.items()):
         if part == "layer":
-            layers.setdefault(recompute, {})[tp] = float(f"{each.bytes / each.tokens:.6g}")
+            for by_recompute, num_bytes in ((kept, each.bytes), (working, each.working_bytes)):
+                by_recompute.setdefault(recompute, {})[tp] = float(f"{num_bytes / each.tokens:.6g}")
     heads = [
-        each.bytes / (each.tokens * -(-machine.model.vocab_size // tp))
+        (each.bytes + each.working_bytes) / (each.tokens * -(-machine.model.vocab_size // tp))
         for (part, _, tp), each in longest.items()
         if part == "head"
     ]
-    if "none" not in layers or not heads:
+    if "none" not in kept or not heads:
         raise InputError("the activation bytes of a layer and of the head were not measured; memory cannot be planned")
-    return MemoryRule(reserved_bytes=reserved_bytes, activation_bytes=layers, logit_bytes=float(f"{max(heads):.6g}"))
+    return MemoryRule(
+        reserved_bytes=reserved_bytes,
+        activation_bytes=kept,
+        working_bytes=working,
+        logit_bytes=float(f"{max(heads):.6g}"),
+    )
 
 
 def _provenance(machine: m.Machine, links: Links, reserved_bytes: int) -> Provenance:
@@ -224,7 +231,7 @@ def _provenance(machine: m.Machine, links: Links, reserved_bytes: int) -> Proven
         "layer": "non-negative least squares of the relative error, each direction apart",
         "embedding": "fixed and per token, the same way",
         "head": "fixed and per token, the same way",
-        "memory": f"bytes kept for the longest row measured; {reserved_bytes} bytes reserved as asked for",
+        "memory": f"of the longest row: kept, and most of a backward pass; {reserved_bytes} bytes reserved as asked",
         "optimizer": "fixed and per element, the same way",
         "copy": "slope of copy times over bytes",
     }

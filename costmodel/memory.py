@@ -1,7 +1,7 @@
 """How long a micro_batch may be. The bytes themselves are on the ground floor, in plans.memory."""
 
 from plans.layout import Layout
-from plans.memory import MemoryRule, activation_bytes_per_token, logit_bytes_per_token, phase_memory
+from plans.memory import MemoryRule, backward_passes, kept_bytes_per_token, phase_memory
 from plans.model import Precision, Recompute
 
 
@@ -22,12 +22,12 @@ def max_micro_batch_tokens(
     rows = [memory_bytes] * len(kinds)  # of tp x cp tokens; none takes less than a byte
     for place, rank in zip(places, empty, strict=True):
         kind = kinds[place.kind]
-        token_bytes = activation_bytes_per_token(phase, place.kind, place.stage, rule, precision, recompute)
-        if place.stage == kind.pp - 1:
-            token_bytes += logit_bytes_per_token(phase.model, kind, rule)
-        if row_bytes := kind.tp * kind.cp * token_bytes:
-            rows[place.kind] = min(rows[place.kind], int((memory_bytes - rank.total) // row_bytes) + 1)
-    # One row more than the quotient, since activations and logits are rounded to whole bytes; then down to what fits.
+        kept = kept_bytes_per_token(phase, place.kind, place.stage, rule, precision, recompute)
+        room = memory_bytes - (rank.total - rank.working)
+        for each in backward_passes(phase, place.kind, place.stage, rule, precision, recompute):
+            if row_bytes := kind.tp * kind.cp * (kept + each.token_bytes):
+                rows[place.kind] = min(rows[place.kind], int((room - each.fixed_bytes) // row_bytes) + 1)
+    # One row more than the quotient, since both parts are rounded to whole bytes; then down to what fits.
     rows = [max(n, 0) for n in rows]
     while True:
         tokens = tuple(n * kind.tp * kind.cp for n, kind in zip(rows, kinds, strict=True))

@@ -28,7 +28,7 @@ from costmodel.profile import (
 )
 from plans.files import write_text
 from plans.memory import MemoryRule
-from plans.model import Precision, Recompute
+from plans.model import RECOMPUTES, Precision, Recompute
 from plans.record import Record
 from plans.strict_yaml import read_record, record_text
 
@@ -145,9 +145,15 @@ def _model_profile(model: PublishedModel) -> ModelProfile:
         memory=MemoryRule(
             reserved_bytes=model.memory.reserved_bytes,
             activation_bytes={
-                "none": {tp: model.activation_bytes(tp) for tp in layer},
-                "selective": {tp: _rounded(_kept(model, tp, "selective")) for tp in layer},
-                "full": {tp: _rounded(_kept(model, tp, "full")) for tp in layer},
+                recompute: {tp: _rounded(_kept(model, tp, recompute)) for tp in layer} for recompute in RECOMPUTES
+            },
+            working_bytes={
+                # What recompute does not keep is there in the layer that runs. Beyond that there is nothing to add: the
+                # published activations were fitted to peaks, so what a backward pass has besides is inside them.
+                recompute: {
+                    tp: _rounded(max(0.0, model.activation_bytes(tp) - _kept(model, tp, recompute))) for tp in layer
+                }
+                for recompute in RECOMPUTES
             },
             logit_bytes=0.0,
         ),
@@ -156,7 +162,7 @@ def _model_profile(model: PublishedModel) -> ModelProfile:
 
 
 def _kept(model: PublishedModel, tp: int, recompute: Recompute) -> float:
-    """Bytes of a token in one layer: an estimate, since all published activations are those without recompute.
+    """Bytes of a token in one layer. With recompute an estimate, since all published activations are those without.
 
     full         the layer's input, of which a tp rank has its part of the tokens
     selective    besides, the attention's output, of which it has its heads, and the input of the MLP's half of the
@@ -166,6 +172,8 @@ def _kept(model: PublishedModel, tp: int, recompute: Recompute) -> float:
     first stage, which has most micro_batches in flight, is thus charged with all of them, and is no less full than the
     last one, which has them.
     """
+    if recompute == "none":
+        return model.activation_bytes(tp)
     hidden = _ELEMENT_BYTES * model.shape.hidden_size
     logits = _LOGIT_BYTES * model.shape.vocab_size / model.num_layers / tp
     return hidden / tp + logits if recompute == "full" else 3 * hidden / tp + 2 * hidden + logits
@@ -242,7 +250,8 @@ def _constants(published: PublishedTimes) -> dict[str, str]:
             "0 where one pp only was fitted: inside the layers' times"
         ),
         "memory": (
-            "as published, of peak memory; logits 0: the fit has no term for them, so they are inside its activations "
+            "as published, of peak memory; logits and a layer's working bytes 0: the fit has no term for them, so they "
+            "are inside its activations "
             "(38 H bytes a token and layer at tp 1, of which a layer's own tensors take some 32 H), "
             "and with pp > 1 the first stage is the fullest; reserved: gap and safe bound"
         ),

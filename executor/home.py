@@ -13,7 +13,7 @@ from torch import Tensor
 from executor.backbone import Holding, gradient_dtype
 from executor.init import initial_weight
 from executor.optimizer import OptimizerOptions, adamw
-from plans.layout import Layout, every_parameter
+from plans.layout import Box, Layout, every_parameter
 from plans.model import Precision
 
 STATE_KINDS = ("master", "exp_avg", "exp_avg_sq")
@@ -55,6 +55,17 @@ class Home:
     def holding(self) -> Holding:
         """The masters, for a switch to the first phase. A phase may share their storage; it never writes weights."""
         return Holding(weights={name: weight.detach() for name, weight in self.masters.items()})
+
+    def lend(self, held: Holding, boxes: Mapping[str, Box]) -> None:
+        """Let masters be the weights of a phase where format and box are the same: no second copy stays.
+
+        Args:
+            held: what the phase holds; its weights are equal to the masters, whatever way they came.
+            boxes: of its weights.
+        """
+        for name, master in self.masters.items():
+            if boxes.get(name) == self.boxes[name] and held.weights[name].dtype == master.dtype:
+                held.weights[name] = master.detach()
 
     def step(self, gradients: Mapping[str, Tensor], norm: float, step: int) -> None:
         """Clip and update.

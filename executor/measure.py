@@ -39,14 +39,13 @@ from plans.measurement import (
     Timing,
     TransferTime,
 )
-from plans.model import ModelSpec, Precision, Recompute
+from plans.model import RECOMPUTES, ModelSpec, Precision, Recompute
 from plans.strategy import Strategy, refusal
 
 Progress = Callable[[str, int, int], None]
 """What is being measured, how much is done, of how much."""
 
 DIRECTIONS: tuple[Direction, Direction] = ("forward", "backward")
-RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
 
 # Rows of one long document, of many short ones, and of both.
 ROWS: tuple[tuple[int, ...], ...] = (
@@ -69,7 +68,7 @@ END_TOKENS = (64, 256, 1024, 4096)
 TRANSFER_BYTES = tuple(2**n for n in range(10, 25, 2))  # 1 KiB to 16 MiB
 COPY_BYTES = (2**18, 2**20, 2**23, 2**26)
 OPTIMIZER_ELEMENTS = (10**5, 10**6, 4 * 10**6)
-ACTIVATION_TOKENS = 512
+ACTIVATION_ROW = (256, 128, 128)  # several documents: attention's outputs are kept apart and together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,14 +207,23 @@ class _Bench:
                 yield f"ends of tp {tp}, {tokens} tokens", partial(self._ends, specimen, tokens, needed=index < 3)
 
     def _memory(self, specimen: Specimen) -> Iterator[Measurement]:
-        tokens, tp = ACTIVATION_TOKENS, specimen.tp.size
-        parts = [specimen.layers((tokens,), recompute) for recompute in RECOMPUTES]
-        kept = [specimen.kept_bytes(part) for part in (*parts, specimen.head(tokens))]
-        most = gather_rows(kept).amax(0).tolist()  # uneven shards: the rank that keeps most counts
-        for recompute, num_bytes in zip(RECOMPUTES, most, strict=False):
-            per_layer = int(num_bytes) // specimen.num_layers
-            yield ActivationBytes(part="layer", recompute=recompute, tp=tp, tokens=tokens, bytes=per_layer)
-        yield ActivationBytes(part="head", tp=tp, tokens=tokens, bytes=int(most[-1]))
+        tokens, tp, layers = sum(ACTIVATION_ROW), specimen.tp.size, specimen.num_layers
+        parts = [*(specimen.layers(ACTIVATION_ROW, recompute) for recompute in RECOMPUTES), specimen.head(tokens)]
+        kept = [specimen.kept_bytes(part) for part in parts]
+        working = [specimen.most_bytes(part) - num_bytes for part, num_bytes in zip(parts, kept, strict=True)]
+        working[-1] -= specimen.head_gradient_bytes
+        # Uneven shards: the rank that has most counts.
+        (*kept, head), (*working, working_head) = gather_rows((*kept, *working)).amax(0).long().view(2, -1).tolist()
+        for recompute, num_bytes, more in zip(RECOMPUTES, kept, working, strict=True):
+            yield ActivationBytes(
+                part="layer",
+                recompute=recompute,
+                tp=tp,
+                tokens=tokens,
+                bytes=num_bytes // layers,
+                working_bytes=max(0, more),
+            )
+        yield ActivationBytes(part="head", tp=tp, tokens=tokens, bytes=head, working_bytes=max(0, working_head))
 
     def _ends(self, specimen: Specimen, tokens: int, *, needed: bool) -> Iterator[Measurement]:
         ends: tuple[tuple[Literal["embedding", "head"], Forward], ...] = (

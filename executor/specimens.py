@@ -16,6 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from executor.backbone import Backbone, Holding, gradient_dtype, weight_dtype
 from executor.batches import MicroBatch, row_length
 from executor.elementwise import rms_norm
+from executor.live_bytes import peak_bytes
 from executor.model import Stage
 from executor.stopwatch import now_s
 from executor.tensor_parallel import TensorParallel, embed, gather_tokens, vocabulary_loss
@@ -104,6 +105,16 @@ class Specimen:
                 if isinstance(value, Tensor):
                     keep(value)
         return sum(kept.values())
+
+    def most_bytes(self, forward: Forward) -> int:
+        """Most bytes that live at once in both passes, besides weights and their gradients' sums."""
+        own = (*self._backbone.weights.values(), *self._backbone.gradients.values())
+        return peak_bytes(lambda: both_passes(forward), self._device, besides=own)
+
+    @property
+    def head_gradient_bytes(self) -> int:
+        """Bytes of the gradient of the head's matrix, before it is added to the sum."""
+        return self._backbone.weights[self._model.head_name].nbytes
 
 
 def both_passes(forward: Forward) -> tuple[float, float]:

@@ -36,6 +36,7 @@ from executor.pipeline import Pipeline
 from executor.roads import roads
 from executor.safetensors_read import load_weights
 from executor.switch import Switcher
+from plans.layout import Layout
 from plans.packing import pack
 from plans.plan import Plan
 from plans.shard import count_targets
@@ -172,7 +173,7 @@ class Engine:
         for ends, part in zip(pairwise(self._nodes(work)), (*work, None), strict=True):
             before = sum(self._switcher.sent_bytes.values())
             for source, target in pairwise(self._roads[ends]):
-                held = self._switcher.run(self._plan.route_layouts[source], self._plan.route_layouts[target], held)
+                held = self._switched(self._plan.route_layouts[source], self._plan.route_layouts[target], held)
             sent_bytes.append(sum(self._switcher.sent_bytes.values()) - before)
             clock.mark()
             if part is not None:
@@ -183,6 +184,12 @@ class Engine:
                 held = self._backbone.release()
                 clock.mark()
         return Accumulated(loss, held, prepared, clock, tuple(sent_bytes))
+
+    def _switched(self, source: Layout, target: Layout, held: Holding) -> Holding:
+        held = self._switcher.run(source, target, held)
+        if not target.home:
+            self.home.lend(held, target.boxes[self._rank])
+        return held
 
     @torch.no_grad()
     def evaluate(
@@ -197,7 +204,7 @@ class Engine:
         for place, (index, part) in enumerate(parts):
             # The switches bring gradients of zero along: a phase has the memory that it has in training, no more.
             for source, target in pairwise(self._roads[nodes[place], nodes[place + 1]]):
-                held = self._switcher.run(self._plan.route_layouts[source], self._plan.route_layouts[target], held)
+                held = self._switched(self._plan.route_layouts[source], self._plan.route_layouts[target], held)
             self._backbone.adopt(held)
             for some in part.divided(self._plan.data.sequences):
                 (work,) = self._work(some, read_tokens, read_labels)

@@ -135,7 +135,7 @@ def _phase_memories(plan: Plan) -> Iterator[str]:
 
 
 def _parts(memory: RankMemory) -> str:
-    names = ("weights", "gradients", "home", "activations", "logits", "reserved")
+    names = ("weights", "gradients", "home", "activations", "working", "reserved")
     return ", ".join(f"{name} {size_text(getattr(memory, name))}" for name in names)
 
 

@@ -81,14 +81,15 @@ class OptimizerTime(Record):
 
 
 class ActivationBytes(Record):
-    """Bytes kept from forward to backward by one layer, or by the head with its logits, on one rank."""
+    """Bytes of one layer, or of the head with its logits, on one rank."""
 
     what: Literal["activation"] = "activation"
     part: Literal["layer", "head"]
     recompute: Recompute = "none"  # of a layer
     tp: int = Field(ge=1)
     tokens: int = Field(ge=1)
-    bytes: int = Field(ge=0)
+    bytes: int = Field(ge=0)  # kept from forward to backward
+    working_bytes: int = Field(ge=0)  # most of its backward pass besides; less the gradient of the head's matrix
 
 
 Measurement = Annotated[

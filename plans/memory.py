@@ -1,20 +1,20 @@
 """Bytes on a rank: what a phase holds while it computes, and what a switch holds while it moves.
 
     phase   weights + partial gradients of its layout + home (master weight, two Adam moments)
-            + activations of the micro-batches in flight on its stage, and what one layer recomputes
-            + logits of one micro-batch on the last stage + reserve
+            + activations kept for the micro-batches in flight on its stage
+            + working bytes of the one backward pass that runs: of a layer, or of the head with its logits + reserve
     switch  old and new layout of weights and partial gradients, once where the box stays the same,
             + home + staging + reserve
 
-The judge and the executor refuse what does not fit, so this arithmetic is on the ground floor; the cost model supplies
-its rule.
+Master weights serve as weights where format and box are the same. The judge and the executor refuse what does not fit,
+so this arithmetic is on the ground floor; the cost model supplies its rule.
 """
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated
+from typing import Annotated, NamedTuple, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from plans.context import SLACK
 from plans.errors import InputError
@@ -36,10 +36,24 @@ class MemoryRule(Record):
     reserved_bytes: int = Field(ge=0)  # kept free on every rank: communicators, fragmentation, workspace
     activation_bytes: dict[Recompute, dict[Degree, Annotated[float, Field(gt=0)]]]
     """recompute -> tp -> bytes of a token in a layer on a rank, kept from forward to backward."""
-    logit_bytes: float = Field(ge=0)  # bytes of one logit of one token on the last stage, forward and backward together
+    working_bytes: dict[Recompute, dict[Degree, Annotated[float, Field(ge=0)]]]
+    """recompute -> tp -> bytes of a token on a rank, at most, while the backward pass of one layer runs: gradients on
+    their way, and what it computes again. Once a rank, however many layers and micro-batches are kept."""
+    logit_bytes: float = Field(ge=0)
+    """Bytes of one logit of one token, and its share of the head's other tensors, while their backward pass runs."""
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        for recompute in sorted({*self.activation_bytes, *self.working_bytes}):
+            both = [sorted(by.get(recompute, {})) for by in (self.activation_bytes, self.working_bytes)]
+            if both[0] != both[1]:
+                raise InputError(
+                    f"recompute {recompute}: activation_bytes has tp {both[0]}, working_bytes has tp {both[1]}"
+                )
+        return self
 
     def activation_bytes_of(self, tp: int, recompute: Recompute = "none") -> float:
-        """Raises InputError: the rule has no coefficient for this tp and recompute."""
+        """Raises InputError: the rule has no coefficients for this tp and recompute."""
         by_tp = self.activation_bytes.get(recompute, {})
         if tp not in by_tp:
             where = "" if recompute == "none" else f" under recompute {recompute}"
@@ -55,12 +69,12 @@ class RankMemory:
     gradients: int
     home: int
     activations: int
-    logits: int
+    working: int
     reserved: int
 
     @property
     def total(self) -> int:
-        return self.weights + self.gradients + self.home + self.activations + self.logits + self.reserved
+        return self.weights + self.gradients + self.home + self.activations + self.working + self.reserved
 
 
 def phase_memory(
@@ -73,22 +87,29 @@ def phase_memory(
 ) -> tuple[RankMemory, ...]:
     """Bytes on every rank. `max_tokens` of one micro-batch, one entry per kind of replica."""
     found = []
+    shared = shared_numels(phase, home, precision)
     for rank, place in enumerate(phase.strategy.places):
-        kind = phase.strategy.kinds[place.kind]
-        tokens = padded_tokens(max_tokens[place.kind], kind)
-        activations = activation_bytes_per_token(phase, place.kind, place.stage, rule, precision, recompute)
-        logits = logit_bytes_per_token(phase.model, kind, rule) if place.stage == kind.pp - 1 else 0.0
+        tokens = padded_tokens(max_tokens[place.kind], phase.strategy.kinds[place.kind])
+        kept = kept_bytes_per_token(phase, place.kind, place.stage, rule, precision, recompute)
+        passes = backward_passes(phase, place.kind, place.stage, rule, precision, recompute)
         found.append(
             RankMemory(
-                weights=phase.numels[rank] * precision.weight_bytes,
+                weights=(phase.numels[rank] - shared[rank]) * precision.weight_bytes,
                 gradients=phase.numels[rank] * precision.gradient_bytes,
                 home=home_bytes(home, rank, precision),
-                activations=round(tokens * activations),
-                logits=round(tokens * logits),
+                activations=round(tokens * kept),
+                working=max(round(tokens * each.token_bytes) + each.fixed_bytes for each in passes),
                 reserved=rule.reserved_bytes,
             )
         )
     return tuple(found)
+
+
+def shared_numels(phase: Layout, home: Layout, precision: Precision) -> tuple[int, ...]:
+    """Elements of each rank whose master is the phase's weight too."""
+    if precision.weight_bytes != precision.gradient_bytes:
+        return (0,) * phase.strategy.num_ranks
+    return kept_numels(home, phase)
 
 
 def padded_tokens(tokens: int, kind: Kind) -> int:
@@ -97,41 +118,56 @@ def padded_tokens(tokens: int, kind: Kind) -> int:
     return -(-tokens // row) * row
 
 
-def activation_bytes_per_token(
+def kept_bytes_per_token(
     phase: Layout, kind: int, stage: int, rule: MemoryRule, precision: Precision, recompute: Recompute
 ) -> float:
-    """Bytes that each token of `max_tokens` costs a rank of this stage.
-
-    What is kept counts for all layers and all micro-batches in flight. What recompute does not keep is there all the
-    same for the layer whose backward pass runs, since that begins by computing it again.
-    """
-    shape = phase.strategy.kinds[kind]
-    layers = phase.layers_per_stage[kind][stage]
-    kept = _kept_bytes(phase.model, shape, rule, precision, recompute)
-    again = max(0.0, _kept_bytes(phase.model, shape, rule, precision, "none") - kept) if recompute != "none" else 0.0
-    return kept * layers * micro_batches_in_flight(shape.pp, stage) + again
-
-
-def _kept_bytes(model: ModelSpec, kind: Kind, rule: MemoryRule, precision: Precision, recompute: Recompute) -> float:
-    """Of a token of the row in one layer.
+    """Bytes of each token of `max_tokens` that a rank of this stage keeps, all layers and micro-batches in flight.
 
     A rank of a context-parallel group has its share of the row, and besides, unless attention is recomputed, the keys
     and values of the others' tokens.
     """
-    kept = rule.activation_bytes_of(kind.tp, recompute) * _most_of_row(kind)
+    shape = phase.strategy.kinds[kind]
+    kept = rule.activation_bytes_of(shape.tp, recompute) * _most_of_row(shape)
     if recompute == "none":
-        kept += (1 - 1 / kind.cp) * key_value_bytes(model, kind.tp, precision)
-    return kept
+        kept += _others_key_values(phase.model, shape, precision)
+    return kept * phase.layers_per_stage[kind][stage] * micro_batches_in_flight(shape.pp, stage)
+
+
+class BackwardPass(NamedTuple):
+    """Of one part of a stage, while it runs: bytes beyond what is kept."""
+
+    token_bytes: float  # of each token of `max_tokens`
+    fixed_bytes: int
+
+
+def backward_passes(
+    phase: Layout, kind: int, stage: int, rule: MemoryRule, precision: Precision, recompute: Recompute
+) -> tuple[BackwardPass, ...]:
+    """Those during which a rank of this stage may be fullest; one of them runs at a time.
+
+    Of a layer; and on the last stage of the head, which makes the gradient of its whole matrix while the logits are
+    there. (A layer's matrices are small beside the tensors of its tokens.)
+    """
+    model, shape = phase.model, phase.strategy.kinds[kind]
+    layer = rule.working_bytes[recompute][shape.tp] * _most_of_row(shape)
+    if recompute != "none":  # runs again, with a gather of its own
+        layer += _others_key_values(model, shape, precision)
+    found = [BackwardPass(layer, 0)]
+    if stage == shape.pp - 1:
+        rows = -(-model.vocab_size // shape.tp)
+        head = rule.logit_bytes * rows * _most_of_row(shape)
+        found.append(BackwardPass(head, rows * model.hidden_size * precision.weight_bytes))
+    return tuple(found)
+
+
+def _others_key_values(model: ModelSpec, kind: Kind, precision: Precision) -> float:
+    """Bytes in a layer, of a token of the row, of the keys and values that the other context-parallel ranks have."""
+    return (1 - 1 / kind.cp) * key_value_bytes(model, kind.tp, precision)
 
 
 def key_value_bytes(model: ModelSpec, tp: int, precision: Precision) -> float:
     """Bytes of a token's key and value in one layer, on each of tp ranks: 2 tensors of num_kv_heads x head_dim."""
     return 2 * model.num_kv_heads * model.head_dim / tp * precision.weight_bytes
-
-
-def logit_bytes_per_token(model: ModelSpec, kind: Kind, rule: MemoryRule) -> float:
-    """Bytes that each token of `max_tokens` costs a rank of the last stage: its share of tokens and of vocabulary."""
-    return -(-model.vocab_size // kind.tp) * rule.logit_bytes * _most_of_row(kind)
 
 
 def _most_of_row(kind: Kind) -> float:
@@ -157,17 +193,17 @@ def switch_memory(
 
     A parameter whose box stays the same keeps its storage (`kept_numels`), so it is there once.
     """
-    per_element = precision.weight_bytes + precision.gradient_bytes
     num_ranks = source.strategy.num_ranks
     staged = staged_bytes(switch_between(source, target, ranks_per_node), precision, num_ranks, staging_bytes)
-    kept = (0,) * num_ranks if source.home else kept_numels(source, target)
+    # Home has no gradients but those that the step ends with, and its weights are the masters, which stay.
+    old = (0,) * num_ranks if source.home else source.numels
+    kept_gradients = (0,) * num_ranks if source.home else kept_numels(source, target)
+    kept_weights = shared_numels(target, source, precision) if source.home else kept_gradients
     found = []
     for rank in range(num_ranks):
-        both = 0
-        if not source.home:
-            both += source.numels[rank] * per_element
-        # a home holds gradients only while the step ends; weights leave it in a phase's layout
-        both += (target.numels[rank] - kept[rank]) * (precision.gradient_bytes if target.home else per_element)
+        both = (old[rank] + target.numels[rank] - kept_gradients[rank]) * precision.gradient_bytes
+        if not target.home:  # to go home, weights are dropped first
+            both += (old[rank] + target.numels[rank] - kept_weights[rank]) * precision.weight_bytes
         both += home_bytes(home, rank, precision) + staged[rank] + rule.reserved_bytes
         found.append(both)
     return tuple(found)

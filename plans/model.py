@@ -6,7 +6,7 @@ Parameters carry the names of the Hugging Face checkpoints, so that nothing is r
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -17,6 +17,8 @@ Split = Literal["rows", "cols", "none"]
 Place = Literal["first", "layer", "last", "ends"]
 Family = Literal["llama", "mistral", "qwen2", "qwen3"]
 Recompute = Literal["none", "selective", "full"]  # of activations in the backward pass; selective: attention and MLP
+RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
+"""Least first: each is slower than the one before and keeps less."""
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"

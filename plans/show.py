@@ -106,7 +106,7 @@ def _alternatives(plan: Plan) -> "Table":
 
 def _memory(plan: Plan) -> "Table":
     """What fills the fullest rank of every phase."""
-    names = ("weights", "gradients", "home", "activations", "logits", "reserved")
+    names = ("weights", "gradients", "home", "activations", "working", "reserved")
     table = _table(
         "Memory of the fullest rank, GiB", "#>", "strategy", "rank>", *(f"{name}>" for name in names), "total>"
     )

@@ -14,13 +14,10 @@ from costmodel.memory import max_micro_batch_tokens
 from costmodel.price import Pricer
 from plans.errors import InputError
 from plans.layout import Layout, home_layout, layout
-from plans.memory import phase_memory
-from plans.model import Recompute
+from plans.memory import phase_memory, shared_numels
+from plans.model import RECOMPUTES, Recompute
 from plans.strategy import Strategy, balanced_layers, refusal
 from solver.stages import MiniBatches, divided
-
-RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
-"""Least first: each is slower than the one before and keeps less."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,11 +183,15 @@ def _unpriced(pricer: Pricer, strategy: Strategy, recompute: Recompute = "none")
 
 
 def _limits(pricer: Pricer, phase: Layout, homes: Sequence[Layout], recompute: Recompute) -> list[int]:
-    """Most tokens of a micro_batch beside each home. Homes with the same elements per rank are the same to memory."""
-    known: dict[tuple[int, ...], int] = {}
+    """Most tokens of a micro_batch beside each home. Homes are the same to memory that have the same elements per rank,
+    and as many of them in common with the phase."""
+    known: dict[tuple[tuple[int, ...], ...], int] = {}
+    found = []
     for home in homes:
-        if home.numels not in known:
-            (known[home.numels],) = max_micro_batch_tokens(
+        key = home.numels, shared_numels(phase, home, pricer.precision)
+        if key not in known:
+            (known[key],) = max_micro_batch_tokens(
                 phase, home, pricer.memory_rule, pricer.precision, pricer.cluster.memory_bytes, recompute
             )
-    return [known[home.numels] for home in homes]
+        found.append(known[key])
+    return found

@@ -43,7 +43,10 @@ def small_cluster(nodes: int = 1, ranks_per_node: int = 4, memory_bytes: int = 2
 
 def small_rule() -> MemoryRule:
     return MemoryRule(
-        reserved_bytes=2**20, activation_bytes={"none": {1: 4096.0, 2: 2048.0, 4: 1024.0}}, logit_bytes=8.0
+        reserved_bytes=2**20,
+        activation_bytes={"none": {1: 4096.0, 2: 2048.0, 4: 1024.0}},
+        working_bytes={"none": {1: 2048.0, 2: 1024.0, 4: 512.0}},
+        logit_bytes=8.0,
     )
 
 

@@ -72,7 +72,12 @@ def made_profile(
     ranks_per_node: int = 4,
 ) -> Profile:
     """Copies at 1 GB/s, 1 ns an element in the optimizer."""
-    rule = MemoryRule(reserved_bytes=0, activation_bytes={"none": {tp: 100.0 / tp for tp in layer}}, logit_bytes=8.0)
+    rule = MemoryRule(
+        reserved_bytes=0,
+        activation_bytes={"none": {tp: 100.0 / tp for tp in layer}},
+        working_bytes={"none": {tp: 60.0 / tp for tp in layer}},
+        logit_bytes=8.0,
+    )
     return Profile(
         hotspa_profile=1,
         name="made",

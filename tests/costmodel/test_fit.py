@@ -49,8 +49,10 @@ def synthetic(rows: tuple[tuple[int, ...], ...] = ROWS, noise: float = 0.0, seed
                 head = timing(getattr(HEAD[tp], direction), tokens, squares)
                 yield m.EndTime(what="head", tp=tp, direction=direction, tokens=tokens, time=head)
         for tokens in (64, 512):
-            yield m.ActivationBytes(part="layer", tp=tp, tokens=tokens, bytes=100 * tokens // tp + 4096)
-            yield m.ActivationBytes(part="head", tp=tp, tokens=tokens, bytes=8 * tokens * 32 // tp)
+            kept = 100 * tokens // tp + 4096
+            yield m.ActivationBytes(part="layer", tp=tp, tokens=tokens, bytes=kept, working_bytes=60 * tokens // tp)
+            logits = tokens * 32 // tp
+            yield m.ActivationBytes(part="head", tp=tp, tokens=tokens, bytes=8 * logits, working_bytes=logits // 2)
     for size in (2**16, 2**20, 2**24):
         yield m.CopyTime(bytes=size, time=measured(1e-6 + size / 4e9))
         yield m.TransferTime(link="intra", bytes=size, concurrent=2, time=measured(1e-4 + size / 2e9))
@@ -89,7 +91,8 @@ def test_links_copies_optimizer_and_memory_are_recovered() -> None:
     assert profile.optimizer.element_s == pytest.approx(5e-10, rel=1e-4)
     rule = profile.models[0].memory
     assert rule.reserved_bytes == 12345
-    assert rule.logit_bytes == 8.0
+    assert rule.logit_bytes == 8.5
+    assert rule.working_bytes == {"none": {1: 60.0, 2: 30.0, 4: 15.0}}
     assert rule.activation_bytes == {"none": {1: 108.0, 2: 58.0, 4: 33.0}}  # 4096 bytes a row, at the longest row
 
 
@@ -164,7 +167,9 @@ def test_selective_recompute_is_what_the_backward_pass_takes_longer() -> None:
             time = row.time.model_copy(update={"seconds": seconds})
             more.append(row.model_copy(update={"recompute": recompute, "time": time}))
     for tp in LAYER:
-        more.append(m.ActivationBytes(part="layer", recompute="full", tp=tp, tokens=512, bytes=512 * 8 // tp))
+        more.append(
+            m.ActivationBytes(part="layer", recompute="full", tp=tp, tokens=512, bytes=512 * 8 // tp, working_bytes=7)
+        )
     profile, residuals = fit_profile([*synthetic(), *more], "made")
     model = profile.models[0]
     for tp in LAYER:

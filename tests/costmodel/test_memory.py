@@ -19,11 +19,18 @@ STRATEGIES = ("dp4", "tp4", "cp4", "tp2cp2", "pp4", "dp2tp2", "tp2pp2", "1xtp2+2
     st.sampled_from(("dp4", "tp2pp2")),
     st.integers(0, 10**6),
     st.floats(4, 999),
+    st.floats(0, 3),
     st.floats(0, 9.9),
     st.sampled_from(("none", "selective", "full")),
 )
 def test_one_row_more_never_fits(
-    strategy: str, home_strategy: str, memory_bytes: int, activation: float, logit: float, recompute: Recompute
+    strategy: str,
+    home_strategy: str,
+    memory_bytes: int,
+    activation: float,
+    working: float,
+    logit: float,
+    recompute: Recompute,
 ) -> None:
     """Too few tokens waste time, one too many is out of memory."""
     model = made_model(num_layers=4)
@@ -34,7 +41,12 @@ def test_one_row_more_never_fits(
         "selective": {tp: activation / tp * 0.8 for tp in (1, 2, 4)},
         "full": {tp: 2 / tp for tp in (1, 2, 4)},
     }
-    rule = MemoryRule(reserved_bytes=100, activation_bytes=activation_bytes, logit_bytes=logit)
+    working_bytes = {
+        mode: {tp: kept * working for tp, kept in by_tp.items()} for mode, by_tp in activation_bytes.items()
+    }
+    rule = MemoryRule(
+        reserved_bytes=100, activation_bytes=activation_bytes, working_bytes=working_bytes, logit_bytes=logit
+    )
     found = max_micro_batch_tokens(phase, home, rule, Precision.bf16, memory_bytes, recompute)
 
     def fits(kind: int, tokens: int) -> bool:
@@ -53,7 +65,9 @@ def test_one_row_more_never_fits(
 
 def test_more_memory_never_means_shorter_rows() -> None:
     model = made_model()
-    rule = MemoryRule(reserved_bytes=0, activation_bytes={"none": {1: 10.0}}, logit_bytes=1.0)
+    rule = MemoryRule(
+        reserved_bytes=0, activation_bytes={"none": {1: 10.0}}, working_bytes={"none": {1: 6.0}}, logit_bytes=1.0
+    )
     phase, home = layout(model, Strategy.parse("dp4")), home_layout(model, Strategy.parse("dp4"))
     found = [max_micro_batch_tokens(phase, home, rule, Precision.fp32, m)[0] for m in range(0, 40_000, 500)]
     assert found == sorted(found)
@@ -64,6 +78,8 @@ def test_more_memory_never_means_shorter_rows() -> None:
 @pytest.mark.parametrize("precision", [Precision.bf16, Precision.fp32])
 def test_weights_alone_that_do_not_fit_leave_no_room(precision: Precision) -> None:
     model = made_model()
-    rule = MemoryRule(reserved_bytes=0, activation_bytes={"none": {4: 1.0}}, logit_bytes=0.0)
+    rule = MemoryRule(
+        reserved_bytes=0, activation_bytes={"none": {4: 1.0}}, working_bytes={"none": {4: 0.0}}, logit_bytes=0.0
+    )
     phase, home = layout(model, Strategy.parse("tp4")), home_layout(model, Strategy.parse("tp4"))
     assert max_micro_batch_tokens(phase, home, rule, precision, 1000) == (0,)

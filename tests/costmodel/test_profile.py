@@ -85,7 +85,8 @@ def test_a_bad_profile_is_refused_with_its_line(tmp_path: Path, old: str, new: s
 def test_times_for_a_tp_without_memory_are_refused() -> None:
     """The planner would fail in the middle of its work."""
     profile = made_profile(made_model()).model_dump(mode="json")
-    del profile["models"][0]["memory"]["activation_bytes"]["none"]["2"]
+    for bytes_of in ("activation_bytes", "working_bytes"):
+        del profile["models"][0]["memory"][bytes_of]["none"]["2"]
     with pytest.raises(ValueError, match=r"layer has times for tp \[2\], activation_bytes has nothing"):
         Profile.model_validate(profile, strict=False)
 

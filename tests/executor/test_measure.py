@@ -74,16 +74,28 @@ def test_the_bytes_that_a_layer_keeps_are_those_of_its_tensors(measured: tuple[l
     """Counted by hand: what one token of one layer keeps in bf16 on one rank.
 
     Both norms keep their input (D) and an fp32 number, and their output is kept by the matrices (D). Attention keeps
-    queries, keys and values after rotation (q, kv, kv) and its output (q) with an fp32 number a head; the output
-    projection shares that. The MLP keeps gate, up, and their product (3 F). Rotary tables belong to the row.
+    queries, keys and values after rotation (q, kv, kv) and its output with an fp32 number a head, document by document
+    (q); the output projection keeps that of the whole row (q). The MLP keeps gate, up, and their product (3 F). Rotary
+    tables belong to the row.
     """
     hidden, ffn, q, kv, heads = 32, 64, 32, 16, 4
-    expected = 2 * (4 * hidden + 2 * q + 2 * kv + 3 * ffn) + 4 * (2 + heads)
+    expected = 2 * (4 * hidden + 3 * q + 2 * kv + 3 * ffn) + 4 * (2 + heads)
     (record,) = [
         r for r in measured[0] if isinstance(r, ActivationBytes) and (r.part, r.recompute, r.tp) == ("layer", "none", 1)
     ]
     tables = 2 * 2 * 4 / MODEL.num_layers  # cosine and sine, half a head of 8 channels
     assert record.bytes / record.tokens == pytest.approx(expected + tables, rel=0.02)
+
+
+def test_the_working_bytes_of_a_layer_are_those_of_its_gradients(measured: tuple[list[Measurement], object]) -> None:
+    """Most live in the backward pass of gate and up: the gradients of their product, of gate and of up, and one more
+    tensor on the way, while the kept product is gone (3 F); and the gradients behind the MLP and the layer (2 D).
+    """
+    hidden, ffn = 32, 64
+    (record,) = [
+        r for r in measured[0] if isinstance(r, ActivationBytes) and (r.part, r.recompute, r.tp) == ("layer", "none", 1)
+    ]
+    assert record.working_bytes / record.tokens == pytest.approx(2 * (3 * ffn + 2 * hidden), rel=0.02)
 
 
 def test_recompute_keeps_the_inputs_of_what_it_computes_again(measured: tuple[list[Measurement], object]) -> None:

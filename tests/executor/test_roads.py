@@ -13,9 +13,8 @@ from tests.executor.tiny_plan import make_plan
 def a_plan() -> Plan:
     phases = [(1, 8, "dp2tp2"), (9, 16, "tp4"), (17, 32, "dp2pp2")]
     plan = make_plan(MODEL, phases, home="tp4", precision=Precision.bf16, max_tokens=32)
-    slim = plan.memory.model_copy(
-        update={"activation_bytes": {"none": dict.fromkeys((1, 2, 4), 1.0)}, "logit_bytes": 0.0}
-    )
+    one_byte = {"none": dict.fromkeys((1, 2, 4), 1.0)}
+    slim = plan.memory.model_copy(update={"activation_bytes": one_byte, "working_bytes": one_byte, "logit_bytes": 0.0})
     return completed(plan.model_copy(update={"memory": slim}))
 
 

@@ -46,6 +46,7 @@ def make_plan(
             memory=MemoryRule(
                 reserved_bytes=0,
                 activation_bytes={mode: dict.fromkeys((1, 2, 4, 8), 1000.0) for mode in RECOMPUTE},
+                working_bytes={mode: dict.fromkeys((1, 2, 4, 8), 500.0) for mode in RECOMPUTE},
                 logit_bytes=8.0,
             ),
             staging_bytes=staging_bytes,

@@ -117,7 +117,7 @@ def test_a_plan_with_a_memory_rule_of_its_own_is_refused(hotspa: Hotspa, tmp_pat
 
     plan = parse_record(plan_text, Plan, "plan.yaml")
     one_byte = {mode: dict.fromkeys(by_tp, 1.0) for mode, by_tp in plan.memory.activation_bytes.items()}
-    rule = plan.memory.model_copy(update={"activation_bytes": one_byte})
+    rule = plan.memory.model_copy(update={"activation_bytes": one_byte, "working_bytes": one_byte})
     phase = plan.phases[0]
     roomy = phase.packing[0].model_copy(update={"max_tokens": 10**7})
     path = tmp_path / "plan.yaml"

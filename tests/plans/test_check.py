@@ -13,7 +13,7 @@ from plans.plan import Alternative, DataReport, Division, Plan
 from plans.plan_file import plan_text
 from plans.presets import load_cluster, load_model
 from plans.strict_yaml import parse_record
-from tests.builders import completed, small_cluster, small_model, small_plan
+from tests.builders import completed, small_cluster, small_model, small_plan, small_rule
 
 
 def edited(plan: Plan, path: str, value: Any) -> Plan:
@@ -84,8 +84,10 @@ def test_phases_may_run_in_any_order(plan: Plan) -> None:
         ("home", Division(strategy="1xtp2+2xtp1", layers_per_stage=((4,), (4,))), "home: home needs equal replicas"),
         ("phases.0.memory_bytes", 5, "phases[0].memory_bytes: 5, computed anew "),
         (
-            "memory.activation_bytes",
-            {"none": {2: 1.0}},
+            "memory",
+            small_rule().model_copy(
+                update={"activation_bytes": {"none": {2: 1.0}}, "working_bytes": {"none": {2: 0.0}}}
+            ),
             "phases[0]: the memory rule has no activation_bytes for tp 1; it has [2]",
         ),
         ("switches.1.bytes", 7, "switches[1].bytes: 7, computed anew "),
@@ -114,7 +116,7 @@ def test_a_micro_batch_that_does_not_fit_names_the_rank_its_parts_and_the_most_t
     (problem,) = judge(edited(plan, "phases.1.packing.0.max_tokens", 4096))
     found = re.fullmatch(
         r"phases\[1\].packing\[0\].max_tokens: 4096: rank \d needs 3\d.\d\d MiB of 16.00 MiB: weights .* MiB, "
-        r"gradients .* MiB, home .* MiB, activations 32.00 MiB, logits .* MiB, reserved 1.00 MiB; nearest (\d+)",
+        r"gradients .* MiB, home .* MiB, activations 32.00 MiB, working 4.00 MiB, reserved 1.00 MiB; nearest (\d+)",
         problem,
     )
     assert found, problem
@@ -137,6 +139,7 @@ def test_memory_is_judged_under_the_recompute_of_the_phase(plan: Plan) -> None:
     rule = MemoryRule(
         reserved_bytes=0,
         activation_bytes={"none": {1: 4096.0, 2: 2048.0}, "full": {1: 64.0, 2: 32.0}},
+        working_bytes={"none": {1: 0.0, 2: 0.0}, "full": {1: 4032.0, 2: 2016.0}},
         logit_bytes=8.0,
     )
     full = completed(edited(edited(plan, "memory", rule), "phases.1.recompute", "full"))
@@ -151,7 +154,9 @@ def test_memory_is_judged_under_the_recompute_of_the_phase(plan: Plan) -> None:
 def test_a_switch_that_does_not_fit_is_refused() -> None:
     """Both layouts are there at once, and the buffers between them."""
     plan = small_plan(((256, "dp4"),), cluster=small_cluster(memory_bytes=2**40))
-    rule = MemoryRule(reserved_bytes=0, activation_bytes={"none": {1: 1.0}}, logit_bytes=0.0)
+    rule = MemoryRule(
+        reserved_bytes=0, activation_bytes={"none": {1: 1.0}}, working_bytes={"none": {1: 0.0}}, logit_bytes=0.0
+    )
     plan = completed(plan.model_copy(update={"memory": rule}))
     assert judge(plan) == ()
     largest = max(switch.memory_bytes for switch in plan.switches)
@@ -173,7 +178,10 @@ def test_a_plan_of_four_phases_on_two_nodes_is_sound() -> None:
     phases = ((4096, "dp16"), (8192, "dp8tp2"), (16384, "dp4tp4"), (32768, "dp2tp4pp2"))
     model, cluster = load_model("llama-7b"), load_cluster("a800-80g:2x8")
     rule = MemoryRule(
-        reserved_bytes=11 * 2**30, activation_bytes={"none": {1: 155648.0, 2: 79872.0, 4: 43008.0}}, logit_bytes=8.0
+        reserved_bytes=11 * 2**30,
+        activation_bytes={"none": {1: 155648.0, 2: 79872.0, 4: 43008.0}},
+        working_bytes={"none": {1: 90112.0, 2: 45056.0, 4: 22528.0}},
+        logit_bytes=8.0,
     )
     plan = small_plan(phases, model=model, cluster=cluster, precision=Precision.bf16)
     plan = completed(plan.model_copy(update={"memory": rule}))

@@ -22,11 +22,11 @@ def printed(plan: Plan) -> str:
 def test_every_phase_and_switch_is_shown_with_its_numbers(plan: Plan) -> None:
     """`hotspa show` is how a plan is reviewed."""
     text = printed(plan)
-    for expected in ("1..64", "65..256", "dp4", "tp2pp2", "2 x 2", "250.0", "43.2%", "0.00309 of 0.0156", "15.6"):
+    for expected in ("1..64", "65..256", "dp4", "tp2pp2", "2 x 2", "250.0", "43.2%", "0.0033 of 0.0156", "15.6"):
         assert expected in text, expected
     assert "step 578.1 ms = phases 500.0 + switches 46.9 + optimizer 31.2" in text
     assert "solved by heuristic: heuristic, objective 578.1 ms, bound 433.6 ms, gap 25.00%" in text
-    for part in ("weights", "gradients", "home", "activations", "logits", "reserved"):
+    for part in ("weights", "gradients", "home", "activations", "working", "reserved"):
         assert part in text
 
 
@@ -35,6 +35,7 @@ def test_recompute_is_shown(plan: Plan) -> None:
     rule = MemoryRule(
         reserved_bytes=0,
         activation_bytes={"none": {1: 4096.0, 2: 2048.0}, "full": {1: 64.0, 2: 32.0}},
+        working_bytes={"none": {1: 0.0, 2: 0.0}, "full": {1: 4032.0, 2: 2016.0}},
         logit_bytes=8.0,
     )
     phases = (plan.phases[0], plan.phases[1].model_copy(update={"recompute": "full"}))

@@ -115,7 +115,8 @@ def test_words_stay_words(word: str) -> None:
 
 def test_keys_of_a_mapping_are_checked_too() -> None:
     """activation_bytes has tensor-parallel degrees as keys."""
-    text = "reserved_bytes: 1\nactivation_bytes:\n  none:\n    1: 2.0\n    two: 3.0\nlogit_bytes: 4.0\n"
+    text = "reserved_bytes: 1\nactivation_bytes:\n  none:\n    1: 2.0\n    two: 3.0\n"
+    text += "working_bytes: {none: {1: 1.0, 2: 0.0}}\nlogit_bytes: 4.0\n"
     message = 'r.yaml:5: activation_bytes.none.two: "two" should be a valid integer'
     with pytest.raises(InputError, match=re.escape(message)):
         parse_record(text, MemoryRule, "r.yaml")
@@ -253,7 +254,8 @@ def test_a_write_into_a_missing_folder_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("key", ["01", "+1", "1.0", "1_0", "' 1'", "-1", "0", "true"])
 def test_a_degree_is_written_in_one_way(key: str) -> None:
     """`1` and `01` in one mapping would be one degree with two values."""
-    text = f"reserved_bytes: 1\nactivation_bytes:\n  none:\n    1: 2.0\n    {key}: 3.0\nlogit_bytes: 4.0\n"
+    text = f"reserved_bytes: 1\nactivation_bytes:\n  none:\n    1: 2.0\n    {key}: 3.0\n"
+    text += "working_bytes: {none: {1: 1.0}}\nlogit_bytes: 4.0\n"
     with pytest.raises(InputError, match=re.escape("r.yaml:5: activation_bytes.")):
         parse_record(text, MemoryRule, "r.yaml")
 
