@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from rich.console import Console
 from rich.table import Table
 from torch.distributed._tools.mem_tracker import MemTracker
 
@@ -25,6 +24,7 @@ from executor.local import Tell, run_local
 from executor.measure import measure
 from executor.optimizer import OptimizerOptions
 from executor.step import Engine
+from hotspa.reports import console
 from plans.cluster import ClusterSpec, Link
 from plans.layout import home_layout, layout
 from plans.memory import MemoryRule, phase_memory, switch_memory
@@ -62,7 +62,6 @@ class Peak:
 def main() -> None:
     # From this size on the C allocator gives every block back to the system; it would keep what it can otherwise.
     os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", str(2**16))
-    console = Console()
     table = Table(title=f"Peak memory of a rank in a step, {MODEL.num_parameters / 1e6:.1f} M parameters, MB")
     for column in ("precision", "strategy", "recompute", "rank", "predicted", "tensors", "error", "resident", "error"):
         table.add_column(column, justify="left" if column in ("precision", "strategy", "recompute") else "right")
@@ -77,7 +76,7 @@ def main() -> None:
                 row = (str(precision), strategy, recompute, str(rank), *cells(predicted, peak))
                 table.add_row(*row)
                 print(*row, file=sys.stderr)
-    console.print(table)
+    console().print(table)
 
 
 def cells(predicted: int, peak: Peak) -> Iterator[str]:
