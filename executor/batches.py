@@ -57,6 +57,14 @@ class MicroBatch:
         num_tokens = row_length(lengths, multiple_of)
         return cls(lengths=tuple(lengths), num_tokens=num_tokens, positions_T=_positions(lengths, num_tokens))
 
+    def to(self, device: torch.device) -> Self:
+        """The same row on the device that computes on it."""
+        if device.type == "cpu":
+            return self
+        tensors = {name: getattr(self, name) for name in ("positions_T", "tokens_T", "targets_T")}
+        placed = {name: tensor.to(device) for name, tensor in tensors.items() if tensor is not None}
+        return replace(self, **placed, share=None if self.share is None else self.share.to(device))
+
     def shared(self, rank: int, size: int, *, multiple_of: int) -> Self:
         """What one rank of a context-parallel group has of this row. Positions and targets travel with the tokens."""
         if size == 1:

@@ -31,9 +31,10 @@ from executor.journal import Journal, require_free
 from executor.kernels import compile_refusal
 from executor.options import SHARED, RunOptions
 from executor.prefetch import Prefetch
+from executor.prepare import Prepared
 from executor.roll_call import call_the_roll
 from executor.safetensors_read import Checkpoint
-from executor.step import Engine, Prepared
+from executor.step import Engine
 from executor.waits import waiting
 from executor.world import join_world, take_device
 from plans.check import require_sound

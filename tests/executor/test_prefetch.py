@@ -11,7 +11,8 @@ import torch
 from executor.data import MiniBatches
 from executor.optimizer import OptimizerOptions
 from executor.prefetch import Prefetch
-from executor.step import Engine, Prepared
+from executor.prepare import Prepared
+from executor.step import Engine
 from executor.waits import WaitError
 from plans.corpus import Corpus
 from plans.errors import InputError

@@ -19,7 +19,8 @@ from executor.data import MiniBatch
 from executor.groups import Groups
 from executor.metrics import StepRecord
 from executor.optimizer import OptimizerOptions
-from executor.step import Engine, ReadTokens
+from executor.prepare import ReadTokens
+from executor.step import Engine
 from plans.check import judge
 from plans.plan import Plan
 from tests.executor.reference import reference_loss_and_gradients
