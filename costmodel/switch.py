@@ -11,8 +11,9 @@ where a link is a rank's to the others of its node, or a node's to the other nod
 once, and so do the links of different ranks and nodes. Local copies are not taken to hide behind the messages.
 """
 
+import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +22,6 @@ from numpy.typing import NDArray
 from costmodel.comm import Wires
 from plans.layout import Layout
 from plans.model import Precision
-from plans.routes import Route
 from plans.switch import Switch, Unit, divide, switch_between
 
 Pairs = Mapping[tuple[int, int], float]  # (source, target) -> amount
@@ -38,70 +38,67 @@ class SwitchMachine:
 
 def switch_s(source: Layout, target: Layout, precision: Precision, machine: SwitchMachine) -> float:
     """Seconds from one layout to the next."""
-    switch = switch_between(source, target, machine.wires.ranks_per_node)
-    pairs = switch.bytes_by_pair(precision)
-    out, into = _by_end(pairs)
-    staged = {rank: out.get(rank, 0) + into.get(rank, 0) for rank in {*out, *into}}
-    copied = defaultdict(float, staged)
-    stays = _Stays(source, target, precision)
-    for routes, size, kept in (
-        (switch.weights, precision.weight_bytes, stays.weights),
-        (switch.gradients, precision.gradient_bytes, stays.gradients),
-    ):
-        for rank, num_bytes in _local_bytes(routes, size, kept).items():
-            copied[rank] += num_bytes
-    copy_s = max(copied.values(), default=0.0) / machine.copy_bytes_per_s
-    if not pairs:
+    switch, wires = switch_between(source, target, machine.wires.ranks_per_node), machine.wires
+    copy_s = float(_copied_bytes(switch, source, target, precision).max(initial=0.0)) / machine.copy_bytes_per_s
+    if not switch.columns.remote.any():
         return copy_s
     found = divide(switch, source.model, precision, machine.staging_bytes)
     num_rounds = len(found) + switch.num_hops - 1
-    return copy_s + _wire_s(switch, found, precision, machine.wires) + num_rounds * _latency_s(pairs, machine.wires)
+    latency_s = _latency_s(switch.bytes_by_pair(precision), wires)
+    return copy_s + _wire_s(switch, found, precision, wires) + num_rounds * latency_s
+
+
+def _copied_bytes(switch: Switch, source: Layout, target: Layout, precision: Precision) -> NDArray[np.float64]:
+    """`[rank]` bytes that are packed, unpacked, or copied from the old tensor to the new one."""
+    columns, stays = switch.columns, _Stays(source, target, precision)
+    kept_by_kind = np.array([stays.weights, stays.gradients])  # weights, gradients
+    kept = kept_by_kind[columns.gradient.astype(np.int64), columns.source] & ~columns.remote
+    num_bytes = columns.layer_bytes(precision) * columns.layers * ~kept
+    num_ranks = source.strategy.num_ranks
+    into = np.bincount(columns.target, num_bytes * columns.remote, minlength=num_ranks)
+    total: NDArray[np.float64] = into + np.bincount(columns.source, num_bytes, minlength=num_ranks)
+    return total
 
 
 def _wire_s(switch: Switch, begins: Sequence[Sequence[Unit]], precision: Precision, wires: Wires) -> float:
     """Seconds that the busiest link of each round needs for its bytes, over all rounds."""
-    loads_s = link_loads_s(switch, precision, wires)
     counts = [Counter((unit.parameter, unit.run) for unit in units) for units in begins]
-    layers = np.array([[count[unit] for unit in loads_s] for count in counts])  # [round, unit]
-    hops = np.stack(list(loads_s.values()), axis=1)  # [hop, unit, link]
-    total = np.zeros((len(begins) + switch.num_hops - 1, hops.shape[2]))
-    for hop, loads in enumerate(hops):
-        total[hop : hop + len(begins)] += layers @ loads
+    layers = np.array([[count[unit] for unit in switch.columns.units] for count in counts])  # [round, unit]
+    loads_s = _link_loads_s(switch, precision, wires)
+    total = np.zeros((len(begins) + switch.num_hops - 1, loads_s.shape[2]))
+    for hop in range(switch.num_hops):
+        total[hop : hop + len(begins)] += layers @ loads_s[:, hop]
     return float(total.max(axis=1).sum())
 
 
-def link_loads_s(switch: Switch, precision: Precision, wires: Wires) -> dict[tuple[str, int], NDArray[np.float64]]:
-    """(parameter, run) -> `[hop, link]` seconds that every link, in every direction, needs for one layer of the run.
+def _link_loads_s(switch: Switch, precision: Precision, wires: Wires) -> NDArray[np.float64]:
+    """`[unit, hop, link]` seconds that every link, in every direction, needs for one layer of the unit's run.
 
     Links are out of each rank, into each rank, out of each node, into each node.
     """
+    columns = switch.columns
+    sent = columns.remote
+    source, target = columns.source[sent], columns.target[sent]
     ranks, nodes = wires.num_ranks, wires.num_ranks // wires.ranks_per_node
-    loads: dict[tuple[str, int], NDArray[np.float64]] = {}
-    intra = 1 / wires.intra.bandwidth_bytes_per_s
+    a, b = source // wires.ranks_per_node, target // wires.ranks_per_node
+    inside = a == b
     inter = 1 / wires.between_nodes().bandwidth_bytes_per_s if nodes > 1 else 0.0
-    for routes, size in ((switch.weights, precision.weight_bytes), (switch.gradients, precision.gradient_bytes)):
-        for route in routes:
-            if route.local:
-                continue
-            key = route.parameter, route.first_layer
-            if key not in loads:
-                loads[key] = np.zeros((switch.num_hops, 2 * (ranks + nodes)))
-            a, b = wires.node_of(route.source), wires.node_of(route.target)
-            num_bytes = route.box.numel * size
-            if a == b:
-                loads[key][route.hop, [route.source, ranks + route.target]] += num_bytes * intra
-            else:
-                loads[key][route.hop, [2 * ranks + a, 2 * ranks + nodes + b]] += num_bytes * inter
-    return loads
+    seconds = columns.layer_bytes(precision)[sent] * np.where(inside, 1 / wires.intra.bandwidth_bytes_per_s, inter)
+    out = np.where(inside, source, 2 * ranks + a)
+    into = np.where(inside, ranks + target, 2 * ranks + nodes + b)
+    shape = len(columns.units), switch.num_hops, 2 * (ranks + nodes)
+    first = (columns.unit * switch.num_hops + columns.hop)[sent] * shape[2]
+    ends = np.concatenate([first + out, first + into])
+    totals: NDArray[np.float64] = np.bincount(ends, np.concatenate([seconds, seconds]), minlength=math.prod(shape))
+    return totals.reshape(shape)
 
 
 def busiest_link_s(switch: Switch, precision: Precision, wires: Wires) -> float:
     """Seconds that the busiest link needs for all its bytes, whatever the rounds; beside costmodel.switch_bound."""
-    layers = {(route.parameter, route.first_layer): route.num_layers for route in (*switch.weights, *switch.gradients)}
-    loads_s = link_loads_s(switch, precision, wires)
-    if not loads_s:
-        return 0.0
-    return float(np.sum([layers[unit] * load.sum(0) for unit, load in loads_s.items()], axis=0).max())
+    columns = switch.columns
+    layers = np.zeros(len(columns.units))
+    layers[columns.unit] = columns.layers
+    return float((layers @ _link_loads_s(switch, precision, wires).sum(axis=1)).max(initial=0.0))
 
 
 def _latency_s(pairs: Pairs, wires: Wires) -> float:
@@ -122,15 +119,6 @@ def _by_end(pairs: Pairs) -> tuple[dict[int, float], dict[int, float]]:
         out[source] += amount
         into[target] += amount
     return out, into
-
-
-def _local_bytes(routes: Iterable[Route], bytes_per_element: int, kept: Sequence[bool]) -> dict[int, int]:
-    """Bytes that move within each rank; none where its tensors are kept."""
-    total: defaultdict[int, int] = defaultdict(int)
-    for route in routes:
-        if route.source == route.target and not kept[route.source]:
-            total[route.source] += route.numel * bytes_per_element
-    return total
 
 
 class _Stays:

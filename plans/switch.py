@@ -9,16 +9,22 @@ in the rounds that follow, beside the first hops of other parameters. Rounds kee
 limit; all ranks derive the same rounds from the same routes.
 """
 
-from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping
+import math
+from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from plans.layout import Box, Layout
 from plans.model import ModelSpec, Precision
-from plans.routes import Route, gradient_routes, traffic, weight_routes
+from plans.routes import Route, gradient_routes, weight_routes
+
+Int64s = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -28,12 +34,19 @@ class Switch:
     weights: tuple[Route, ...]
     gradients: tuple[Route, ...]
 
+    @cached_property
+    def columns(self) -> "Columns":
+        """All routes, as arrays."""
+        return Columns.of(self)
+
     def bytes_by_pair(self, precision: Precision) -> dict[tuple[int, int], int]:
         """Bytes on the wire from each rank to each other rank. The executor counts exactly these."""
-        total = defaultdict(int, traffic(self.weights, precision.weight_bytes))
-        for pair, num_bytes in traffic(self.gradients, precision.gradient_bytes).items():
-            total[pair] += num_bytes
-        return dict(sorted(total.items()))
+        columns = self.columns
+        sent = columns.remote
+        num_ranks = int(max(columns.source.max(initial=0), columns.target.max(initial=0))) + 1
+        pairs = columns.source[sent] * num_ranks + columns.target[sent]
+        totals = np.bincount(pairs, (columns.layer_bytes(precision) * columns.layers)[sent])
+        return {divmod(int(pair), num_ranks): int(totals[pair]) for pair in np.flatnonzero(totals)}
 
     def num_bytes(self, precision: Precision) -> int:
         return sum(self.bytes_by_pair(precision).values())
@@ -42,6 +55,48 @@ class Switch:
     def num_hops(self) -> int:
         """Rounds from the one in which a parameter begins to the one in which it ends, both included."""
         return 1 + max((route.hop for route in (*self.weights, *self.gradients)), default=0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Columns:
+    """An entry a route, weights first."""
+
+    units: tuple[tuple[str, int], ...]
+    """Kinds of parameters with the runs of layers in which they are held alike: (parameter, run)."""
+    unit: Int64s
+    hop: Int64s
+    source: Int64s
+    target: Int64s
+    numel: Int64s  # of one layer
+    layers: Int64s
+    gradient: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, switch: Switch) -> "Columns":
+        numbers: dict[tuple[str, int], int] = {}
+        routes = (*switch.weights, *switch.gradients)
+        rows = [
+            (numbers.setdefault((name, first), len(numbers)), hop, source, target, _numel(box), layers)
+            for name, first, layers, box, source, target, hop, _ in routes
+        ]
+        unit, hop, source, target, numel, layers = np.array(rows, dtype=np.int64).reshape(len(rows), 6).T
+        gradient = np.arange(len(routes)) >= len(switch.weights)
+        return cls(tuple(numbers), unit, hop, source, target, numel, layers, gradient)
+
+    @property
+    def remote(self) -> NDArray[np.bool_]:
+        """Routes from one rank to another."""
+        different: NDArray[np.bool_] = self.source != self.target
+        return different
+
+    def layer_bytes(self, precision: Precision) -> Int64s:
+        """Bytes of one layer of each route."""
+        return self.numel * np.where(self.gradient, precision.gradient_bytes, precision.weight_bytes)
+
+
+def _numel(box: Box) -> int:
+    row0, row1, col0, col1 = box
+    return (row1 - row0) * (col1 - col0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,31 +150,23 @@ def divide(switch: Switch, model: ModelSpec, precision: Precision, staging_bytes
     Sent and received bytes count together. A parameter is never divided, so one whose own traffic is larger has a round
     to itself. The rounds of the last parameters' later hops come behind these.
     """
-    staged_by = _staged_by_unit(switch, precision)
+    new_UHR, numbers = _staged_by_unit(switch, precision), {unit: i for i, unit in enumerate(switch.columns.units)}
+    moves = new_UHR.sum(axis=(1, 2)).tolist()
     found: list[tuple[Unit, ...]] = []
     units: list[Unit] = []
-    staged = deque(
-        defaultdict[int, int](int) for _ in range(switch.num_hops)
-    )  # by rank, in this round and the next ones
+    staged_HR = np.zeros(new_UHR.shape[1:], dtype=np.int64)  # in this round and the next ones
     for unit in _interleaved(switch, model):
-        new = staged_by.get(unit[:2])
-        if new is None:  # nothing of it leaves a rank
-            units.append(unit)
-            continue
-        while any(_over(held, more, staging_bytes) for held, more in zip(staged, new, strict=True)):
-            found.append(tuple(units))
-            units = []
-            staged.popleft()
-            staged.append(defaultdict(int))
-        for held, more in zip(staged, new, strict=True):
-            for rank, n in more.items():
-                held[rank] += n
+        number = numbers.get(unit[:2])
+        if number is not None and moves[number]:  # else nothing of it leaves a rank
+            new_HR = new_UHR[number]
+            while ((staged_HR + new_HR > staging_bytes) & (staged_HR > 0) & (new_HR > 0)).any():
+                found.append(tuple(units))
+                units = []
+                staged_HR[:-1] = staged_HR[1:]
+                staged_HR[-1] = 0
+            staged_HR += new_HR
         units.append(unit)
     return (*found, tuple(units))
-
-
-def _over(held: Mapping[int, int], more: Mapping[int, int], limit: int) -> bool:
-    return any(held.get(rank) and held[rank] + n > limit for rank, n in more.items())
 
 
 def rounds(switch: Switch, model: ModelSpec, precision: Precision, staging_bytes: int) -> tuple[Round, ...]:
@@ -142,20 +189,17 @@ def rounds(switch: Switch, model: ModelSpec, precision: Precision, staging_bytes
     return tuple(found)
 
 
-def _staged_by_unit(switch: Switch, precision: Precision) -> dict[tuple[str, int], tuple[dict[int, int], ...]]:
-    """(parameter, run) -> hop -> rank -> bytes that it sends and receives for one layer of the run."""
-    staged: dict[tuple[str, int], tuple[dict[int, int], ...]] = {}
-    for routes, size in ((switch.weights, precision.weight_bytes), (switch.gradients, precision.gradient_bytes)):
-        for route in routes:
-            if not route.local:
-                key = route.parameter, route.first_layer
-                if key not in staged:
-                    staged[key] = tuple({} for _ in range(switch.num_hops))
-                new = staged[key][route.hop]
-                num_bytes = route.box.numel * size
-                new[route.source] = new.get(route.source, 0) + num_bytes
-                new[route.target] = new.get(route.target, 0) + num_bytes
-    return staged
+def _staged_by_unit(switch: Switch, precision: Precision) -> Int64s:
+    """`[unit, hop, rank]` bytes that a rank sends and receives for one layer of the unit's run."""
+    columns = switch.columns
+    num_ranks = int(max(columns.source.max(initial=0), columns.target.max(initial=0))) + 1
+    shape = len(columns.units), switch.num_hops, num_ranks
+    sent = columns.remote
+    first = (columns.unit * switch.num_hops + columns.hop)[sent] * num_ranks
+    ends = np.concatenate([first + columns.source[sent], first + columns.target[sent]])
+    num_bytes = columns.layer_bytes(precision)[sent]
+    totals = np.bincount(ends, np.concatenate([num_bytes, num_bytes]), minlength=math.prod(shape))
+    return totals.astype(np.int64).reshape(shape)
 
 
 def _interleaved(switch: Switch, model: ModelSpec) -> Iterator[Unit]:
@@ -191,8 +235,7 @@ def staged_bytes(switch: Switch, precision: Precision, num_ranks: int, limit: in
         whole[source] += num_bytes
         whole[target] += num_bytes
     most = [limit] * num_ranks
-    for hops in _staged_by_unit(switch, precision).values():
-        for new in hops:
-            for rank, num_bytes in new.items():
-                most[rank] = max(most[rank], num_bytes)
+    largest_R = _staged_by_unit(switch, precision).max(axis=(0, 1), initial=0).tolist()
+    for rank, num_bytes in enumerate(largest_R):
+        most[rank] = max(most[rank], num_bytes)
     return tuple(map(min, whole, most))
