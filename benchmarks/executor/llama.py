@@ -33,18 +33,15 @@ class Llama(nn.Module):
             self.model["norm"] = nn.RMSNorm(spec.hidden_size, spec.norm_eps)
             self.lm_head = nn.Linear(spec.hidden_size, spec.vocab_size, bias=False)
 
-    def forward(self, x: Tensor, lengths: Sequence[int]) -> Tensor:
-        """`x` are tokens [B, T], or what the stage before made; `lengths` those of the documents in each row."""
-        num_tokens = x.shape[1] if "embed_tokens" in self.model else sum(lengths)
+    def forward(self, x: Tensor, lengths: Sequence[int] | None = None) -> Tensor:
+        """`x` are tokens [B, T], or what the stage before made; `lengths` those of each row's documents, else one."""
+        lengths = lengths or (x.shape[1],)
         if "embed_tokens" in self.model:
             x = self.model["embed_tokens"](x)
         rope = rope_of(self.spec, lengths, x.dtype)
-        assert len(rope[0]) == num_tokens
         for layer in self.model["layers"].values():  # type: ignore[operator]
             x = layer(x, rope, lengths)
-        if self.is_last:
-            x = self.lm_head(self.model["norm"](x))
-        return x
+        return self.lm_head(self.model["norm"](x)) if self.is_last else x
 
 
 class Layer(nn.Module):

@@ -1,10 +1,12 @@
 """Two sides in turns, step for step, and what their times say."""
 
+import json
 import math
 import statistics
 import time
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NamedTuple, Self
 
 import torch
 import torch.distributed as dist
@@ -51,6 +53,22 @@ class Race:
             for laps in (self.ours, self.others)
         )
         return ours, others
+
+    def summary(self) -> str:
+        """One line."""
+        wall, cpu = statistics.median(self.wall_ratios), statistics.median(self.cpu_ratios)
+        return f"{wall:.2f}x, by CPU seconds {cpu:.2f}x"
+
+    def write(self, path: Path) -> None:
+        """On the first rank."""
+        if dist.get_rank() == 0:
+            path.write_text(json.dumps(asdict(self)))
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        found = json.loads(path.read_text())
+        ours, others = (tuple(Lap(*lap) for lap in found[side]) for side in ("ours", "others"))
+        return cls(ours=ours, others=others, tokens=tuple(found["tokens"]))
 
 
 def race(ours: Contender, other: Contender, work: Work, precision: Precision, rounds: int) -> Race:

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -52,6 +53,12 @@ def loss_sum(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, -2).float(), targets.flatten(), reduction="sum")
 
 
+def grouped(parameters: Iterable[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """Those that decay, and vectors."""
+    found = list(parameters)
+    return [p for p in found if p.dim() > 1], [p for p in found if p.dim() == 1]
+
+
 class MasterAdamW:
     """AdamW on fp32 masters of a module's parameters; the parameters themselves where those are fp32.
 
@@ -61,13 +68,17 @@ class MasterAdamW:
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         self._parameters = list(parameters)
         self._masters = [p if p.dtype == torch.float32 else _master(p) for p in self._parameters]
-        decaying = [master for master in self._masters if master.dim() > 1]
-        steady = [master for master in self._masters if master.dim() == 1]
-        self._adamw = adamw(decaying, steady, OPTIONS)
+        self._adamw = adamw(*grouped(self._masters), OPTIONS)
 
-    def step(self) -> Tensor:
-        """Clip and update; the norm of the gradient."""
-        norm = torch.nn.utils.clip_grad_norm_(self._masters, OPTIONS.clip)
+    def step(self, *, over_ranks: bool = False) -> Tensor:
+        """Clip and update; the norm of the gradient, to which other ranks may have other parameters."""
+        gradients = [master.grad for master in self._masters if master.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        if over_ranks:
+            square = norm.square()
+            dist.all_reduce(square)
+            norm = square.sqrt()
+        torch.nn.utils.clip_grads_with_norm_(self._masters, OPTIONS.clip, norm)
         self._adamw.step()
         for parameter, master in zip(self._parameters, self._masters, strict=True):
             if parameter is not master:
