@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.executor.pairs import PAIRS, Pair
+from benchmarks.executor.pairs import PAIRS, Pair, run_pair
 from benchmarks.executor.race import Race
 from benchmarks.executor.ranks import on_ranks
 from benchmarks.executor.work import Work, standard_library
@@ -48,15 +48,10 @@ def main(
 def _raced(pair: Pair, precision: Precision, work: Work, rounds: int) -> Race:
     """In processes of their own."""
     found = FOLDER / "race.json"
-    on_ranks(pair.num_ranks, run_pair, PAIRS.index(pair), precision, work, rounds, found)
+    on_ranks(pair.num_ranks, run_pair, PAIRS.index(pair), SPEC, precision, work, rounds, found)
     result = Race.read(found)
     console().print(f"{pair.name}, {precision}: {result.summary()}")
     return result
-
-
-def run_pair(index: int, precision: Precision, work: Work, rounds: int, found: Path) -> None:
-    """On every rank; the first one writes the race."""
-    PAIRS[index].run(SPEC, precision, work, rounds).write(found)
 
 
 def show(rows: list[tuple[Pair, Precision, Race]]) -> None:

@@ -10,12 +10,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.executor.llama import Llama
-from benchmarks.executor.training import OPTIONS, MasterAdamW, Outcome, grouped, load, loss_sum
+from benchmarks.executor.training import OPTIONS, MasterAdamW, Outcome, grouped, load, loss_sum, whole
 from benchmarks.executor.work import Work
 from executor.backbone import weight_dtype
 from executor.batches import NO_TARGET, MicroBatch
@@ -59,21 +58,20 @@ class Fsdp:
         # The model is small: weights stay whole from the forward to the backward pass, which is faster.
         for layer in llama.model["layers"].values():  # type: ignore[operator]
             fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
-        self._llama = fully_shard(llama, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+        self._llama, self._sharded = llama, fully_shard(llama, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
         self._optimizer = MasterAdamW(llama.parameters())
 
     def step(self, step: int, mini_batch: MiniBatch) -> Outcome:
         rows, total = even_rows(self._work, mini_batch), torch.zeros(())
-        assert isinstance(self._llama, FSDPModule)
         for index, row in enumerate(rows):
             last = index == len(rows) - 1
-            self._llama.set_requires_gradient_sync(last)
-            self._llama.set_reshard_after_backward(last)
+            self._sharded.set_requires_gradient_sync(last)
+            self._sharded.set_reshard_after_backward(last)
             loss = row_loss(self._llama, row, mini_batch)
             loss.backward()
             total += loss.detach()
         norm = self._optimizer.step()
-        return Outcome(mean_over_ranks(total), float(norm.full_tensor() if isinstance(norm, DTensor) else norm))
+        return Outcome(mean_over_ranks(total), float(whole(norm)))
 
 
 class DeepSpeed:

@@ -76,10 +76,8 @@ class Attention(nn.Module):
         )
         q, k = rotate(q, rope), rotate(k, rope)
         gqa = q.shape[1] != k.shape[1]
-        parts = [
-            F.scaled_dot_product_attention(*document, is_causal=True, enable_gqa=gqa)
-            for document in zip(*(each.split(list(lengths), dim=2) for each in (q, k, v)), strict=True)
-        ]
+        documents = zip(*(each.split(list(lengths), dim=2) for each in (q, k, v)), strict=True)
+        parts = [F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=gqa) for q, k, v in documents]
         out: Tensor = self.o_proj(torch.cat(parts, dim=2).transpose(1, 2).flatten(2))
         return out
 

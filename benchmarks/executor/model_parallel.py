@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     PrepareModuleInput,
@@ -17,7 +17,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from benchmarks.executor.llama import Llama
-from benchmarks.executor.training import MasterAdamW, Outcome, load, loss_sum
+from benchmarks.executor.training import MasterAdamW, Outcome, load, loss_sum, whole
 from benchmarks.executor.work import Work
 from executor.backbone import weight_dtype
 from executor.batches import NO_TARGET
@@ -33,21 +33,21 @@ class Tensor2:
         llama = Llama(spec)
         load(llama, spec, weight_dtype(precision))
         mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
-        whole, tokens = Replicate(), Shard(1)
+        everywhere, tokens = Replicate(), Shard(1)
         ends: dict[str, Any] = {
-            "model.embed_tokens": RowwiseParallel(input_layouts=whole, output_layouts=tokens),
+            "model.embed_tokens": RowwiseParallel(input_layouts=everywhere, output_layouts=tokens),
             "model.norm": SequenceParallel(),
             "lm_head": ColwiseParallel(input_layouts=tokens, output_layouts=Shard(-1), use_local_output=False),
         }
         inside: dict[str, Any] = {
             "input_layernorm": SequenceParallel(),
             "self_attn": PrepareModuleInput(
-                input_layouts=(tokens, None, None), desired_input_layouts=(whole, None, None)
+                input_layouts=(tokens, None, None), desired_input_layouts=(everywhere, None, None)
             ),
             **{f"self_attn.{name}_proj": ColwiseParallel() for name in "qkv"},
             "self_attn.o_proj": RowwiseParallel(output_layouts=tokens),
             "post_attention_layernorm": SequenceParallel(),
-            "mlp": PrepareModuleInput(input_layouts=(tokens,), desired_input_layouts=(whole,)),
+            "mlp": PrepareModuleInput(input_layouts=(tokens,), desired_input_layouts=(everywhere,)),
             "mlp.gate_proj": ColwiseParallel(),
             "mlp.up_proj": ColwiseParallel(),
             "mlp.down_proj": RowwiseParallel(output_layouts=tokens),
@@ -65,9 +65,9 @@ class Tensor2:
                 logits = self._llama(row.tokens_T[None], (*row.lengths, *[rest] * bool(rest)))
                 loss = loss_sum(logits, row.targets_T) / mini_batch.num_targets
                 loss.backward()
-            total += loss.detach().full_tensor() if isinstance(loss, DTensor) else loss.detach()
+            total += whole(loss.detach())
         norm = self._optimizer.step()
-        return Outcome(float(total), float(norm.full_tensor() if isinstance(norm, DTensor) else norm))
+        return Outcome(float(total), float(whole(norm)))
 
 
 class Pipeline2:

@@ -54,11 +54,14 @@ class Transformers:
         for row in self._work.rows(mini_batch, 0, 1):
             assert row.tokens_T is not None and row.targets_T is not None
             blocks = [torch.ones(length, length, dtype=torch.bool).tril() for length in row.lengths]
-            yield {
-                "input_ids": row.tokens_T[None],
-                "position_ids": row.positions_T[None],
-                "attention_mask": torch.block_diag(*blocks)[None, None],
-            }, row.targets_T
+            yield (
+                {
+                    "input_ids": row.tokens_T[None],
+                    "position_ids": row.positions_T[None],
+                    "attention_mask": torch.block_diag(*blocks)[None, None],
+                },
+                row.targets_T,
+            )
 
     def _documents(self, mini_batch: MiniBatch) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
         for document in mini_batch.documents:
@@ -80,6 +83,6 @@ def hugging_face(spec: ModelSpec) -> nn.Module:
         num_key_value_heads=spec.num_kv_heads,
         rms_norm_eps=spec.norm_eps,
         rope_parameters={"rope_type": "default", "rope_theta": spec.rope_theta},
-        attn_implementation="sdpa",
     )
+    config._attn_implementation = "sdpa"  # its name as an argument is not in the signature
     return LlamaForCausalLM(config)

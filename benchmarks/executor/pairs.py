@@ -4,6 +4,7 @@ import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from benchmarks.executor.data_parallel import Ddp, DeepSpeed, Fsdp
 from benchmarks.executor.model_parallel import Pipeline2, Tensor2
@@ -69,3 +70,8 @@ PAIRS = (
     Pair(strategy="pp2", num_ranks=2, other="Schedule1F1B, one length", make=Pipeline2, one_length=True),
     Pair(strategy="pp2", num_ranks=2, other="Schedule1F1B, padded to the longest", make=Pipeline2),
 )
+
+
+def run_pair(index: int, spec: ModelSpec, precision: Precision, work: Work, rounds: int, found: Path) -> None:
+    """One of `PAIRS`, on every rank; the first one writes the race."""
+    PAIRS[index].run(spec, precision, work, rounds).write(found)

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from torch.multiprocessing.spawn import spawn
 
 from benchmarks.executor.ours import TIMEOUT_S
 
@@ -14,7 +14,7 @@ from benchmarks.executor.ours import TIMEOUT_S
 def on_ranks(num_ranks: int, fn: Callable[..., None], *args: object) -> None:
     """Call fn(*args) on every rank of a new world; where one fails all end, and its error is raised."""
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_rank_main, (num_ranks, folder, fn, args), nprocs=num_ranks)  # type: ignore[no-untyped-call]
+        spawn(_rank_main, (num_ranks, folder, fn, args), nprocs=num_ranks)
 
 
 def _rank_main(rank: int, num_ranks: int, folder: str, fn: Callable[..., None], args: tuple[object, ...]) -> None:

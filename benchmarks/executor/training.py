@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from executor.data import MiniBatch
 from executor.init import initial_weight
@@ -85,6 +86,11 @@ class MasterAdamW:
                 parameter.detach().copy_(master)
         self._adamw.zero_grad()
         return norm
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A plain tensor of the value that all ranks make together."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def _master(parameter: nn.Parameter) -> Tensor:

@@ -1,4 +1,4 @@
-"""The text that all sides train on: the standard library's sources, in tokens of a byte-pair encoding made from them."""
+"""The text that all sides train on: the standard library's sources, as tokens of a byte-pair encoding made of them."""
 
 import json
 from dataclasses import dataclass, replace
