@@ -1,5 +1,6 @@
 """Ranks of one machine, one thread each, over gloo."""
 
+import os
 import tempfile
 from collections.abc import Callable
 from datetime import timedelta
@@ -18,6 +19,7 @@ def on_ranks(num_ranks: int, fn: Callable[..., None], *args: object) -> None:
 
 
 def _rank_main(rank: int, num_ranks: int, folder: str, fn: Callable[..., None], args: tuple[object, ...]) -> None:
+    os.environ["LOCAL_RANK"] = str(rank)  # as torchrun does; DeepSpeed asks for it
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
