@@ -54,10 +54,9 @@ def _copied_bytes(switch: Switch, source: Layout, target: Layout, precision: Pre
     kept_by_kind = np.array([stays.weights, stays.gradients])  # weights, gradients
     kept = kept_by_kind[columns.gradient.astype(np.int64), columns.source] & ~columns.remote
     num_bytes = columns.layer_bytes(precision) * columns.layers * ~kept
-    num_ranks = source.strategy.num_ranks
-    into = np.bincount(columns.target, num_bytes * columns.remote, minlength=num_ranks)
-    total: NDArray[np.float64] = into + np.bincount(columns.source, num_bytes, minlength=num_ranks)
-    return total
+    ends = np.concatenate([columns.source, columns.target])
+    moved = np.concatenate([num_bytes, num_bytes * columns.remote]).astype(np.float64)
+    return np.bincount(ends, moved, minlength=source.strategy.num_ranks)
 
 
 def _wire_s(switch: Switch, begins: Sequence[Sequence[Unit]], precision: Precision, wires: Wires) -> float:
@@ -83,14 +82,15 @@ def _link_loads_s(switch: Switch, precision: Precision, wires: Wires) -> NDArray
     a, b = source // wires.ranks_per_node, target // wires.ranks_per_node
     inside = a == b
     inter = 1 / wires.between_nodes().bandwidth_bytes_per_s if nodes > 1 else 0.0
-    seconds = columns.layer_bytes(precision)[sent] * np.where(inside, 1 / wires.intra.bandwidth_bytes_per_s, inter)
+    num_bytes = columns.layer_bytes(precision)[sent].astype(np.float64)
+    seconds = num_bytes * np.where(inside, 1 / wires.intra.bandwidth_bytes_per_s, inter)
     out = np.where(inside, source, 2 * ranks + a)
     into = np.where(inside, ranks + target, 2 * ranks + nodes + b)
     shape = len(columns.units), switch.num_hops, 2 * (ranks + nodes)
     first = (columns.unit * switch.num_hops + columns.hop)[sent] * shape[2]
     ends = np.concatenate([first + out, first + into])
-    totals: NDArray[np.float64] = np.bincount(ends, np.concatenate([seconds, seconds]), minlength=math.prod(shape))
-    return totals.reshape(shape)
+    loads = np.concatenate([seconds, seconds]).astype(np.float64)
+    return np.bincount(ends, loads, minlength=math.prod(shape)).astype(np.float64).reshape(shape)
 
 
 def busiest_link_s(switch: Switch, precision: Precision, wires: Wires) -> float:

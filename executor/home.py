@@ -17,8 +17,8 @@ from plans.layout import Box, Layout, every_parameter
 from plans.model import Precision
 
 STATE_KINDS = ("master", "exp_avg", "exp_avg_sq")
-_CHUNK = 1 << 16  # elements squared in fp64 at a time: they stay in a core's cache
-_GPU_CHUNK = 1 << 24  # few kernels, and 256 MiB for two copies
+_CHUNK = 1 << 16  # elements whose squares are added in the gradient's format: a sum of fp32 stays exact to 1e-6
+_GPU_CHUNK = 1 << 24  # few kernels
 
 
 class Home:
@@ -104,10 +104,12 @@ class Home:
 
 
 def square_sum(gradients: Mapping[str, Tensor]) -> float:
-    """Sum of the squares of this rank's elements, in fp64."""
-    device = next((gradient.device for gradient in gradients.values()), torch.device("cpu"))
-    total = torch.zeros((), dtype=torch.float64, device=device)
+    """Sum of the squares of this rank's elements: of a chunk in the gradient's format, of all chunks in fp64.
+
+    On a GPU, whose chunks are large, all in fp64.
+    """
+    sums = []
     for gradient in gradients.values():
-        for chunk in gradient.flatten().split(_GPU_CHUNK if gradient.is_cuda else _CHUNK):
-            total += chunk.double().square().sum()
-    return float(total)
+        chunks = gradient.flatten().split(_GPU_CHUNK if gradient.is_cuda else _CHUNK)
+        sums += [torch.sum(chunk.double() ** 2) if gradient.is_cuda else chunk.dot(chunk) for chunk in chunks]
+    return float(torch.stack(sums).double().sum()) if sums else 0.0

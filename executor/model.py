@@ -14,13 +14,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from executor.attention import attention_in, rotary_tables
 from executor.batches import MicroBatch
 from executor.context_parallel import ContextParallel, mask_of, shared_attention
 from executor.kernels import BY_HAND, Kernels
+from executor.linear import linear
 from executor.recompute import again
 from executor.tensor_parallel import TensorParallel, embed, gather_tokens, scatter_tokens, vocabulary_loss
 from plans.layout import cut
@@ -82,7 +82,7 @@ class Stage:
 
     def logits(self, weights: Weights, x_TD: Tensor) -> Tensor:
         """Logits of all tokens for this rank's rows of the vocabulary, [T, V], from what `hidden` returned."""
-        return F.linear(self._head_input(weights, x_TD), weights[self.model.head_name])
+        return linear(self._head_input(weights, x_TD), weights[self.model.head_name])
 
     @property
     def _first_vocab_row(self) -> int:
@@ -117,7 +117,7 @@ class Stage:
         all_TD = gather_tokens(normed_TD, self.tp)  # once, for three matrices
         name += "self_attn."
         out_THE = again("selective", self.recompute, self._heads_attention, all_TD, weights, name, core)
-        partial_TD = F.linear(out_THE.flatten(1), weights[name + "o_proj.weight"])
+        partial_TD = linear(out_THE.flatten(1), weights[name + "o_proj.weight"])
         return scatter_tokens(partial_TD, self.tp).add_(x_TD)
 
     def _heads_attention(self, all_TD: Tensor, weights: Weights, name: str, core: AttentionCore) -> Tensor:
@@ -136,14 +136,15 @@ class Stage:
 
     def _columns_mlp(self, all_TD: Tensor, weights: Weights, name: str) -> Tensor:
         """What this rank's columns of the MLP add to all tokens, [T, D]."""
-        gate_TF = F.linear(all_TD, weights[name + "gate_proj.weight"])
-        up_TF = F.linear(all_TD, weights[name + "up_proj.weight"])
-        return F.linear(self.kernels.swiglu(gate_TF, up_TF), weights[name + "down_proj.weight"])
+        gate_TF = linear(all_TD, weights[name + "gate_proj.weight"])
+        up_TF = linear(all_TD, weights[name + "up_proj.weight"])
+        return linear(self.kernels.swiglu(gate_TF, up_TF), weights[name + "down_proj.weight"])
 
     def _heads(self, all_TD: Tensor, weights: Weights, name: str) -> Tensor:
         """A projection cut into its heads, each with its norm where the model has one, [T, heads, E]."""
-        bias = weights[name + "proj.bias"] if self.model.qkv_bias else None
-        x = F.linear(all_TD, weights[name + "proj.weight"], bias)
+        x = linear(all_TD, weights[name + "proj.weight"])
+        if self.model.qkv_bias:
+            x = x + weights[name + "proj.bias"]
         if self.model.qk_norm and not name.endswith("v_"):
             # One weight for all heads: this rank's gradient is a partial sum over its own ones.
             weight_E = weights[name + "norm.weight"]

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
+from executor.linear import weight_gradient
 from executor.rank_group import RankGroup, gather_shards, scatter_partials
 
 _CHUNK_ELEMENTS = 2**18
@@ -109,7 +110,7 @@ class _VocabularyLoss(Function):
         return (lse_T - target_T).masked_fill_(targets_T < 0, 0).sum()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
         x_TD, weight_VD, targets_T, rows_T, mine_T, lse_T = ctx.saved_tensors
         grad_TV, ctx.logits_TV = ctx.logits_TV, None  # overwritten below: there is no second backward pass
         scale_T1 = torch.where(targets_T < 0, 0, grad)[:, None]
@@ -123,7 +124,7 @@ class _VocabularyLoss(Function):
             wide_TV.mul_(scale_T1[here])
             if wide_TV.dtype != grad_TV.dtype:
                 grad_TV[here] = wide_TV
-        return grad_TV @ weight_VD, grad_TV.T @ x_TD, None, None, None
+        return grad_TV @ weight_VD, weight_gradient(weight_VD, grad_TV, x_TD), None, None, None
 
 
 def _own_rows(ids_T: Tensor, first_row: int, num_rows: int) -> tuple[Tensor, Tensor]:

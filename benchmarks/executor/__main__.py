@@ -1,0 +1,82 @@
+"""python -m benchmarks.executor: run the races and print the table."""
+
+import statistics
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from benchmarks.executor.pairs import PAIRS, Pair, run_pair
+from benchmarks.executor.race import Race
+from benchmarks.executor.ranks import on_ranks
+from benchmarks.executor.work import Work, standard_library
+from hotspa.reports import console
+from plans.model import ModelSpec, Precision
+
+FOLDER = Path("runs/benchmarks")
+SPEC = ModelSpec(
+    name="llama-30m",
+    num_layers=8,
+    hidden_size=512,
+    ffn_size=1408,
+    num_heads=8,
+    num_kv_heads=8,
+    vocab_size=4096,
+)
+MAX_TOKENS = 512  # of a packed row, and of a document
+SEQUENCES = 4  # of a mini_batch
+
+
+def main(
+    rounds: Annotated[int, typer.Option(min=1, help="Timed steps of each side of each race.")] = 7,
+    only: Annotated[str, typer.Option(help="Races whose name contains this, such as dp2 or DDP.")] = "",
+) -> None:
+    """Time the executor and other ways to train, side by side."""
+    work = standard_library(FOLDER, vocab_size=SPEC.vocab_size, max_tokens=MAX_TOKENS, sequences=SEQUENCES)
+    rows = []
+    for pair in PAIRS:
+        if only not in pair.name:
+            continue
+        if pair.missing:
+            console().print(f"{pair.name}: skipped, since {pair.needs} is not installed")
+            continue
+        for precision in (Precision.fp32, Precision.bf16):
+            rows.append((pair, precision, _raced(pair, precision, work, rounds)))
+    show(rows)
+
+
+def _raced(pair: Pair, precision: Precision, work: Work, rounds: int) -> Race:
+    """In processes of their own."""
+    found = FOLDER / "race.json"
+    on_ranks(pair.num_ranks, run_pair, PAIRS.index(pair), SPEC, precision, work, rounds, found)
+    result = Race.read(found)
+    console().print(f"{pair.name}, {precision}: {result.summary()}")
+    return result
+
+
+def show(rows: list[tuple[Pair, Precision, Race]]) -> None:
+    """One row per race: a ratio over 1 says that ours is faster."""
+    from rich.table import Table
+
+    table = Table(title="Tokens/s of whole steps, ours over the other side's")
+    for column in ("ours", "other side", "precision"):
+        table.add_column(column)
+    for column in ("ours tok/s", "other tok/s", "ratio", "spread", "CPU ratio", "spread"):
+        table.add_column(column, justify="right")
+    for pair, precision, result in rows:
+        table.add_row(
+            pair.strategy,
+            pair.other,
+            str(precision),
+            *(f"{speed:,.0f}" for speed in result.tokens_per_s),
+            *(text for ratios in (result.wall_ratios, result.cpu_ratios) for text in _median_and_spread(ratios)),
+        )
+    console().print(table)
+
+
+def _median_and_spread(ratios: list[float]) -> tuple[str, str]:
+    return f"{statistics.median(ratios):.2f}x", f"{min(ratios):.2f}..{max(ratios):.2f}"
+
+
+if __name__ == "__main__":
+    typer.run(main)

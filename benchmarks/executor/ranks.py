@@ -1,0 +1,33 @@
+"""Ranks of one machine, one thread each, over gloo."""
+
+import os
+import tempfile
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import spawn
+
+from benchmarks.executor.ours import TIMEOUT_S
+
+
+def on_ranks(num_ranks: int, fn: Callable[..., None], *args: object) -> None:
+    """Call fn(*args) on every rank of a new world; where one fails all end, and its error is raised."""
+    with tempfile.TemporaryDirectory() as folder:
+        spawn(_rank_main, (num_ranks, folder, fn, args), nprocs=num_ranks)
+
+
+def _rank_main(rank: int, num_ranks: int, folder: str, fn: Callable[..., None], args: tuple[object, ...]) -> None:
+    os.environ["LOCAL_RANK"] = str(rank)  # as torchrun does; DeepSpeed asks for it
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=num_ranks,
+        timeout=timedelta(seconds=TIMEOUT_S),
+    )
+    fn(*args)
+    dist.barrier()  # nobody closes its connections while another may still read from them
+    dist.destroy_process_group()
