@@ -56,7 +56,7 @@ def _copied_bytes(switch: Switch, source: Layout, target: Layout, precision: Pre
     num_bytes = columns.layer_bytes(precision) * columns.layers * ~kept
     ends = np.concatenate([columns.source, columns.target])
     moved = np.concatenate([num_bytes, num_bytes * columns.remote]).astype(np.float64)
-    return np.bincount(ends, moved, minlength=source.strategy.num_ranks)
+    return np.bincount(ends, moved, minlength=source.strategy.num_ranks).astype(np.float64)
 
 
 def _wire_s(switch: Switch, begins: Sequence[Sequence[Unit]], precision: Precision, wires: Wires) -> float:
