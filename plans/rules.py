@@ -16,7 +16,7 @@ A rule remembers what it has assigned: one object serves the atoms of one switch
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
 from typing import Literal, NamedTuple, Protocol
 
 RuleName = Literal["relay", "new_greedy", "greedy", "multi_node_round_robin", "round_robin", "fcfs"]
@@ -92,11 +92,14 @@ class _Relay:
         """Inside a node; `holders` with the hops in which they can give."""
         legs = []
         inside, cost = self._inside, self._HOP_COST * numel
+        givers = [(inside[rank] + hop * cost, hop, rank) for rank, hop in holders]
+        heapify(givers)
         for target in receivers:
-            source, hop = min(holders, key=lambda holder: (inside[holder[0]] + holder[1] * cost, holder[1]))
+            load, hop, source = givers[0]
             legs.append(Leg(source, target, hop))
             inside[source] += numel
-            holders.append((target, hop + 1))
+            heapreplace(givers, (load + numel, hop, source))
+            heappush(givers, (inside[target] + (hop + 1) * cost, hop + 1, target))
         return legs
 
     def _by_node(self, ranks: Sequence[int]) -> dict[int, list[int]]:
