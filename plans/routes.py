@@ -11,13 +11,13 @@ the slow link between two nodes once. Gradients take the same trees from the lea
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
 from plans.layout import Box, Holding, Layout, spans
-from plans.rules import Loads, RuleName, rule_of
+from plans.rules import Leg, Loads, RuleName, rule_of
 
 
 class Route(NamedTuple):
@@ -73,64 +73,78 @@ _GRADIENT = 2
 @lru_cache(maxsize=1024)
 def weight_routes(source: Layout, target: Layout, ranks_per_node: int, rule: RuleName = "relay") -> tuple[Route, ...]:
     """Copies that turn `source` into `target`, own copies (local routes) included, in an order all ranks share."""
-    found = sorted(atoms(source, target), key=lambda atom: -atom.numel)  # large ones first: small ones level the loads
-    # What leaves a rank anyhow: its partial gradients.
-    leaving = (
-        Loads() if source.home else _forced(((a.after, a.before, _GRADIENT * a.numel) for a in found), ranks_per_node)
-    )
-    spread = rule_of(rule, ranks_per_node, leaving)
     routes = []
-    for atom in found:
+    for atom, stay, legs in _trees(source, target, ranks_per_node, rule, weights=True):
         where = atom[:4]
-        stay, lack = _divided(atom.after, atom.before)
         routes += [Route(*where, rank, rank) for rank in stay]
-        for leg in spread(atom.before, lack, atom.numel) if lack else ():
-            routes.append(Route(*where, leg.source, leg.target, leg.hop, leg.hop > 0))
+        routes += [Route(*where, leg.source, leg.target, leg.hop, leg.hop > 0) for leg in legs]
     return tuple(routes)
 
 
 @lru_cache(maxsize=1024)
 def gradient_routes(source: Layout, target: Layout, ranks_per_node: int, rule: RuleName = "relay") -> tuple[Route, ...]:
     """Additions that turn partial sums under `source` into partial sums under `target`, those that stay included."""
-    found = sorted(atoms(source, target), key=lambda atom: -atom.numel)  # large ones first: small ones level the loads
-    # What reaches a rank anyhow: weights.
-    arriving = Loads() if target.home else _forced(((a.before, a.after, a.numel) for a in found), ranks_per_node)
-    spread = rule_of(rule, ranks_per_node, arriving)
     routes = []
-    for atom in found:
+    for atom, stay, legs in _trees(source, target, ranks_per_node, rule, weights=False):
         where = atom[:4]
-        stay, leave = _divided(atom.before, atom.after)
         routes += [Route(*where, rank, rank) for rank in stay]
-        if leave:
-            # The tree that would bring the atom from its next holders to these ranks, the other way round.
-            legs = spread(atom.after, leave, _GRADIENT * atom.numel)
-            hops: dict[int, int] = {}  # rank that passes a sum on -> hop in which it can
-            for leg in reversed(legs):  # a rank's own leg precedes those that it is the source of
-                hop = hops.get(leg.target, 0)
-                hops[leg.source] = max(hops.get(leg.source, 0), hop + 1)
-                routes.append(Route(*where, leg.target, leg.source, hop, leg.hop > 0))
+        hops: dict[int, int] = {}  # rank that passes a sum on -> hop in which it can
+        for leg in reversed(legs):  # from the leaves; a rank's own leg precedes those that it is the source of
+            hop = hops.get(leg.target, 0)
+            hops[leg.source] = max(hops.get(leg.source, 0), hop + 1)
+            routes.append(Route(*where, leg.target, leg.source, hop, leg.hop > 0))
     return tuple(routes)
 
 
-def _forced(needs: Iterable[tuple[tuple[int, ...], tuple[int, ...], int]], ranks_per_node: int) -> Loads:
-    """What passes the links of ranks and nodes whatever the rule: (have, need, weight) of every atom."""
+Ranks = tuple[int, ...]
+
+
+def _trees(
+    source: Layout, target: Layout, ranks_per_node: int, rule: RuleName, *, weights: bool
+) -> Iterator[tuple[Atom, Ranks, list[Leg]]]:
+    """Every atom with the ranks that keep it and the tree that brings it to those that lack it.
+
+    Of gradients, the tree that would bring it from its next holders to the ranks that give it away.
+    """
+    # Large ones first: small ones level the loads.
+    found = [
+        (atom, *((atom.before, atom.after) if weights else (atom.after, atom.before)))
+        for atom in sorted(atoms(source, target), key=lambda atom: -atom.numel)
+    ]
+    own, other = (1, _GRADIENT) if weights else (_GRADIENT, 1)
     loads = Loads()
-    for have, need, weight in needs:
+    if not (source.home if weights else target.home):
+        # Gradients leave a rank, or weights reach it, whatever the routes of the other kind are.
+        volumes: Counter[tuple[Ranks, Ranks]] = Counter()
+        for atom, have, need in found:
+            volumes[need, have] += other * atom.numel
+        loads = _forced(volumes, ranks_per_node)
+    spread = rule_of(rule, ranks_per_node, loads)
+    divided: dict[tuple[Ranks, Ranks], tuple[Ranks, Ranks]] = {}
+    for atom, have, need in found:
+        if (have, need) not in divided:
+            divided[have, need] = _divided(need, have)
+        stay, lack = divided[have, need]
+        yield atom, stay, spread(have, lack, own * atom.numel) if lack else []
+
+
+def _forced(volumes: Mapping[tuple[Ranks, Ranks], int], ranks_per_node: int) -> Loads:
+    """What passes the links of ranks and nodes whatever the rule: elements by (ranks that have, ranks that need)."""
+    loads = Loads()
+    for (have, need), numel in volumes.items():
         _, lack = _divided(need, have)
-        if not lack:
-            continue
         nodes = Counter(rank // ranks_per_node for rank in lack)
         known = {rank // ranks_per_node for rank in have}
         for node in nodes.keys() - known:
-            loads.across[node] += weight
+            loads.across[node] += numel
         for rank in lack:
             node = rank // ranks_per_node
             # One of its ranks, nobody knows which, has it from another node.
-            loads.inside[rank] += weight if node in known else weight * (nodes[node] - 1) // nodes[node]
+            loads.inside[rank] += numel if node in known else numel * (nodes[node] - 1) // nodes[node]
     return loads
 
 
-def _divided(ranks: tuple[int, ...], others: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _divided(ranks: Ranks, others: Ranks) -> tuple[Ranks, Ranks]:
     """Those that are among the others, and those that are not."""
     known = set(others)
     return tuple(r for r in ranks if r in known), tuple(r for r in ranks if r not in known)

@@ -63,29 +63,42 @@ class _Relay:
     def __init__(self, ranks_per_node: int, loads: Loads) -> None:
         self._ranks_per_node = ranks_per_node
         self._inside, self._across = loads.inside, loads.across
+        self._nodes: dict[tuple[int, ...], dict[int, list[int]]] = {}
         self._carried: defaultdict[int, int] = defaultdict(int)  # rank -> elements sent or fetched across
 
     def __call__(self, owners: Sequence[int], receivers: Sequence[int], numel: int) -> list[Leg]:
-        holders = self._by_node(owners)
-        lacking = self._by_node(receivers)
+        holders, lacking = self._by_node(owners), self._by_node(receivers)
+        if lacking.keys() <= holders.keys():
+            fetches, fetched = [], {}
+        else:
+            fetches = self._fetch(holders, lacking, numel)
+            fetched = {leg.target: leg.hop + 1 for leg in fetches}
+        legs = list(fetches)
+        for node, ranks in lacking.items():
+            if node in holders:
+                legs += self._share([(rank, 0) for rank in holders[node]], ranks, numel)
+            else:
+                (gate,) = [rank for rank in ranks if rank in fetched]
+                legs += self._share([(gate, fetched[gate])], [rank for rank in ranks if rank != gate], numel)
+        return legs
+
+    def _fetch(self, holders: dict[int, list[int]], lacking: dict[int, list[int]], numel: int) -> list[Leg]:
+        """Between nodes."""
         legs = []
         givers = [(self._across[node], 0, node) for node in holders]
-        givers.sort()  # is a heap
+        heapify(givers)
+        gates: dict[int, list[int]] = {}
         for node in [node for node in lacking if node not in holders]:
             _, hop, giver = heappop(givers)
-            source = min(holders[giver], key=self._carried.__getitem__)
+            source = min(gates.get(giver) or holders[giver], key=self._carried.__getitem__)
             target = min(lacking[node], key=lambda rank: (self._carried[rank] + self._inside[rank], rank))
             legs.append(Leg(source, target, hop))
             for rank in (source, target):
                 self._carried[rank] += numel
             self._across[giver] += numel
-            holders[node] = [target]
-            lacking[node].remove(target)
+            gates[node] = [target]
             for at, node_hop in ((giver, hop), (node, hop + 1)):
                 heappush(givers, (self._across[at] + node_hop * self._HOP_COST * numel, node_hop, at))
-        fetched = {leg.target: leg.hop + 1 for leg in legs}
-        for node, ranks in lacking.items():
-            legs += self._share([(rank, fetched.get(rank, 0)) for rank in holders[node]], ranks, numel)
         return legs
 
     def _share(self, holders: list[tuple[int, int]], receivers: Sequence[int], numel: int) -> list[Leg]:
@@ -103,9 +116,13 @@ class _Relay:
         return legs
 
     def _by_node(self, ranks: Sequence[int]) -> dict[int, list[int]]:
-        found: dict[int, list[int]] = {}
-        for rank in ranks:
-            found.setdefault(rank // self._ranks_per_node, []).append(rank)
+        """The same for all atoms that these ranks hold: not to be changed."""
+        key = tuple(ranks)
+        found = self._nodes.get(key)
+        if found is None:
+            found = self._nodes[key] = {}
+            for rank in ranks:
+                found.setdefault(rank // self._ranks_per_node, []).append(rank)
         return found
 
 
