@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch.distributed.elastic.multiprocessing.errors import record
 
+from executor.allocator import keep_freed_memory
 from executor.checkpoint import CheckpointError
 from executor.optimizer import LR_SCHEDULES, OptimizerOptions
 from executor.options import RunOptions
@@ -33,6 +34,7 @@ def main() -> None:
     arguments = _parser().parse_args()
     rank = int(os.environ.get("RANK", "0"))
     _end_with_parent()
+    keep_freed_memory()
     logging.basicConfig(
         level=logging.INFO if rank == 0 else logging.WARNING,
         format="%(message)s" if rank == 0 else f"rank {rank}: %(message)s",

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from executor.allocator import keep_freed_memory
 from executor.world import join_world, take_device
 from plans.errors import InputError
 
@@ -76,6 +77,7 @@ def _rank_main(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the caller's, who ends the ranks
     try:
         torch.set_num_threads(1)
+        keep_freed_memory()
         limit = timedelta(seconds=silence_s)
         join_world(take_device(rank, num_ranks), rank, num_ranks, limit, init_method=store)
         sender.send(("result", fn(lambda word: sender.send(("message", word)), *args)))

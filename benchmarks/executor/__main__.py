@@ -24,7 +24,7 @@ SPEC = ModelSpec(
     vocab_size=4096,
 )
 MAX_TOKENS = 512  # of a packed row, and of a document
-SEQUENCES = 4  # of a mini_batch
+SEQUENCES = 16  # of a mini_batch
 
 
 def main(

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
 from benchmarks.executor.ours import TIMEOUT_S
+from executor.allocator import keep_freed_memory
 
 
 def on_ranks(num_ranks: int, fn: Callable[..., None], *args: object) -> None:
@@ -21,6 +22,7 @@ def on_ranks(num_ranks: int, fn: Callable[..., None], *args: object) -> None:
 def _rank_main(rank: int, num_ranks: int, folder: str, fn: Callable[..., None], args: tuple[object, ...]) -> None:
     os.environ["LOCAL_RANK"] = str(rank)  # as torchrun does; DeepSpeed asks for it
     torch.set_num_threads(1)
+    keep_freed_memory()  # as the executor's ranks do; it helps the other side too
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder}/store",
