@@ -25,7 +25,7 @@ from plans.plan_file import read_plan
 
 OUT = Path("runs/finetune")
 FIGURE = Path("docs/finetune.svg")
-NUM_RANKS, STEPS, SEQUENCES, MAX_LEN = 4, 40, 16, 2048
+NUM_RANKS, STEPS, SEQUENCES, MAX_LEN = 4, 30, 16, 2048
 VOCAB_SIZE = 2048
 MEMORIES_MIB = range(24, 97, 4)
 
