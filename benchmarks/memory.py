@@ -18,6 +18,7 @@ import torch
 from rich.table import Table
 from torch.distributed._tools.mem_tracker import MemTracker
 
+from benchmarks.unpriced import one_phase_plan
 from costmodel.fit import fit_profile
 from executor.data import MiniBatch
 from executor.local import Tell, run_local
@@ -25,12 +26,10 @@ from executor.measure import measure
 from executor.optimizer import OptimizerOptions
 from executor.step import Engine
 from hotspa.reports import console
-from plans.cluster import ClusterSpec, Link
-from plans.layout import home_layout, layout
 from plans.memory import MemoryRule, phase_memory, switch_memory
 from plans.model import ModelSpec, Precision, Recompute
 from plans.packing import PackingRule
-from plans.plan import DataReport, Division, Fingerprints, Phase, Plan, SolveReport, SwitchReport
+from plans.plan import Plan
 from plans.strategy import Strategy
 
 MODEL = ModelSpec(
@@ -133,53 +132,18 @@ def resident_bytes(which: str) -> int:
 
 
 def one_phase(text: str, recompute: Recompute, precision: Precision, rule: MemoryRule) -> Plan:
-    """All sequences under one strategy. Its times are of no account here: they are 0."""
+    """All sequences under one strategy."""
     strategy = Strategy.parse(text)
-    home = strategy if len(strategy.kinds) == 1 else Strategy.equal(dp=strategy.num_ranks)
-    link = Link(latency_s=1e-4, bandwidth_bytes_per_s=1e9)
-    cluster = ClusterSpec(
-        name="benchmark", nodes=1, ranks_per_node=strategy.num_ranks, memory_bytes=2**40, intra=link, inter=None
-    )
-    packing = PackingRule(max_tokens=sum(ROW), fixed_s=1e-3, token_s=1e-5, token_sq_s=1e-9)
-    digest = f"sha256:{'0' * 64}"
-    return Plan(
-        hotspa_plan=1,
-        model=MODEL,
-        cluster=cluster,
-        precision=precision,
-        fingerprints=Fingerprints(profile=digest, lengths=digest),
-        data=DataReport(sequences=len(ROW), max_len=sum(ROW)),
-        memory=rule,
+    return one_phase_plan(
+        MODEL,
+        strategy,
+        precision,
+        home=strategy if len(strategy.kinds) == 1 else Strategy.equal(dp=strategy.num_ranks),
+        packing=PackingRule(max_tokens=sum(ROW), fixed_s=1e-3, token_s=1e-5, token_sq_s=1e-9),
+        rule=rule,
+        sequences=len(ROW),
         staging_bytes=STAGING_BYTES,
-        home=Division.of(home_layout(MODEL, home)),
-        phases=(
-            Phase(
-                min_len=1,
-                max_len=sum(ROW),
-                division=Division.of(layout(MODEL, strategy)),
-                recompute=recompute,
-                packing=(packing,) * len(strategy.kinds),
-                time_s=0.0,
-                memory_bytes=0,
-            ),
-        ),
-        switches=tuple(
-            SwitchReport(source=source, target=target, time_s=0.0, bytes=0, memory_bytes=0)
-            for source, target in (("home", text), (text, "home"))
-        ),
-        optimizer_s=0.0,
-        step_time_s=0.0,
-        solve=SolveReport(
-            planner="static",
-            status="heuristic",
-            objective_s=0.0,
-            bound_s=0.0,
-            gap=0.0,
-            seed=0,
-            time_limit_s=1.0,
-            num_buckets=1,
-            num_mini_batches=1,
-        ),
+        recompute=recompute,
     )
 
 

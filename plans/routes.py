@@ -150,15 +150,6 @@ def _divided(ranks: Ranks, others: Ranks) -> tuple[Ranks, Ranks]:
     return tuple(r for r in ranks if r in known), tuple(r for r in ranks if r not in known)
 
 
-def traffic(routes: Iterable[Route], bytes_per_element: int) -> dict[tuple[int, int], int]:
-    """Bytes from each rank to each other rank; what stays on a rank costs nothing and is not listed."""
-    total: defaultdict[tuple[int, int], int] = defaultdict(int)
-    for route in routes:
-        if not route.local:
-            total[route.source, route.target] += route.numel * bytes_per_element
-    return dict(sorted(total.items()))
-
-
 @lru_cache(maxsize=8)  # weights and gradients of one switch ask in turn
 def atoms(source: Layout, target: Layout) -> tuple[Atom, ...]:
     """The common refinement of two layouts of the same model on the same ranks."""

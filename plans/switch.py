@@ -43,7 +43,7 @@ class Switch:
         """Bytes on the wire from each rank to each other rank. The executor counts exactly these."""
         columns = self.columns
         sent = columns.remote
-        num_ranks = int(max(columns.source.max(initial=0), columns.target.max(initial=0))) + 1
+        num_ranks = columns.num_ranks
         pairs = columns.source[sent] * num_ranks + columns.target[sent]
         totals = np.bincount(pairs, (columns.layer_bytes(precision) * columns.layers)[sent])
         return {divmod(int(pair), num_ranks): int(totals[pair]) for pair in np.flatnonzero(totals)}
@@ -82,6 +82,11 @@ class Columns:
         unit, hop, source, target, numel, layers = np.array(rows, dtype=np.int64).reshape(len(rows), 6).T
         gradient = np.arange(len(routes)) >= len(switch.weights)
         return cls(tuple(numbers), unit, hop, source, target, numel, layers, gradient)
+
+    @property
+    def num_ranks(self) -> int:
+        """Up to the last one that has a route."""
+        return int(max(self.source.max(initial=0), self.target.max(initial=0))) + 1
 
     @property
     def remote(self) -> NDArray[np.bool_]:
@@ -192,7 +197,7 @@ def rounds(switch: Switch, model: ModelSpec, precision: Precision, staging_bytes
 def _staged_by_unit(switch: Switch, precision: Precision) -> Int64s:
     """`[unit, hop, rank]` bytes that a rank sends and receives for one layer of the unit's run."""
     columns = switch.columns
-    num_ranks = int(max(columns.source.max(initial=0), columns.target.max(initial=0))) + 1
+    num_ranks = columns.num_ranks
     shape = len(columns.units), switch.num_hops, num_ranks
     sent = columns.remote
     first = (columns.unit * switch.num_hops + columns.hop)[sent] * num_ranks

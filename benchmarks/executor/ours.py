@@ -4,13 +4,12 @@ import torch
 
 from benchmarks.executor.training import OPTIONS, SEED, Outcome
 from benchmarks.executor.work import Work
+from benchmarks.unpriced import one_phase_plan
 from executor.data import MiniBatch
 from executor.step import Engine
-from plans.cluster import ClusterSpec, Link
-from plans.layout import home_layout, layout
 from plans.memory import DEFAULT_STAGING_BYTES, MemoryRule
 from plans.model import ModelSpec, Precision
-from plans.plan import DataReport, Division, Fingerprints, Phase, Plan, SolveReport, SwitchReport
+from plans.plan import Plan
 from plans.strategy import Strategy
 
 TIMEOUT_S = 300.0
@@ -30,54 +29,19 @@ class Ours:
 
 
 def plan_of(strategy: Strategy, spec: ModelSpec, precision: Precision, work: Work) -> Plan:
-    """One phase for all lengths. Nobody prices it: what a plan predicts is 0."""
-    no_digest = "sha256:" + "0" * 64
-    return Plan(
-        hotspa_plan=1,
-        model=spec,
-        cluster=ClusterSpec(
-            name="local",
-            nodes=1,
-            ranks_per_node=strategy.num_ranks,
-            memory_bytes=2**40,
-            intra=Link(latency_s=1e-4, bandwidth_bytes_per_s=1e9),
-        ),
-        precision=precision,
-        fingerprints=Fingerprints(profile=no_digest, lengths=no_digest),
-        data=DataReport(sequences=work.sequences, max_len=work.max_tokens),
-        memory=MemoryRule(
+    """One phase for all lengths."""
+    return one_phase_plan(
+        spec,
+        strategy,
+        precision,
+        home=strategy,
+        packing=work.rule,
+        rule=MemoryRule(
             reserved_bytes=0,
             activation_bytes={"none": {1: 1.0, 2: 1.0}},
             working_bytes={"none": {1: 0.0, 2: 0.0}},
             logit_bytes=0,
         ),
+        sequences=work.sequences,
         staging_bytes=DEFAULT_STAGING_BYTES,
-        home=Division.of(home_layout(spec, strategy)),
-        phases=(
-            Phase(
-                min_len=1,
-                max_len=work.max_tokens,
-                division=Division.of(layout(spec, strategy)),
-                packing=(work.rule,),
-                time_s=0,
-                memory_bytes=0,
-            ),
-        ),
-        switches=tuple(
-            SwitchReport(source=source, target=target, time_s=0, bytes=0, memory_bytes=0)
-            for source, target in (("home", str(strategy)), (str(strategy), "home"))
-        ),
-        optimizer_s=0,
-        step_time_s=0,
-        solve=SolveReport(
-            planner="static",
-            status="heuristic",
-            objective_s=0,
-            bound_s=0,
-            gap=0,
-            seed=SEED,
-            time_limit_s=1,
-            num_buckets=1,
-            num_mini_batches=1,
-        ),
     )

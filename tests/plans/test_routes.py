@@ -1,7 +1,7 @@
 """Routes, played through on numpy: weights arrive once, partial gradients keep their sum, nothing moves in vain."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import get_args
 
 import numpy as np
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from plans.layout import Box, Layout, every_parameter, home_layout, layout
 from plans.model import ModelSpec, Precision
-from plans.routes import Route, gradient_routes, traffic, weight_routes
+from plans.routes import Route, gradient_routes, weight_routes
 from plans.rules import RuleName
 from plans.strategy import Strategy
 from plans.switch import switch_between
@@ -82,6 +82,15 @@ def test_partial_gradients_keep_their_sum(data: st.DataObject) -> None:
     assert found.keys() == expected.keys()
     for name in expected:
         np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
+
+
+def traffic(routes: Iterable[Route], bytes_per_element: int) -> dict[tuple[int, int], int]:
+    """Bytes from each rank to each other rank; what stays on a rank costs nothing and is not listed."""
+    total: defaultdict[tuple[int, int], int] = defaultdict(int)
+    for route in routes:
+        if not route.local:
+            total[route.source, route.target] += route.numel * bytes_per_element
+    return dict(sorted(total.items()))
 
 
 def by_hop(routes: Sequence[Route]) -> list[Route]:
