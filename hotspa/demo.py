@@ -4,7 +4,6 @@ Every figure on the screen is measured or solved here and now; each step prints 
 """
 
 import json
-import os
 import shlex
 import shutil
 import statistics
@@ -18,6 +17,7 @@ from typing import NamedTuple
 from hotspa.reports import console
 from plans.plan import Plan, PlannerName
 from plans.plan_file import read_plan
+from plans.presets import machine_cores
 
 OUT = Path("runs/demo")
 MODEL = "tiny"
@@ -36,7 +36,7 @@ class Run(NamedTuple):
 
 
 def main() -> int:
-    num_ranks = ranks_for(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    num_ranks = ranks_for(machine_cores())
     shutil.rmtree(OUT, ignore_errors=True)  # of the demo before: a run never overwrites another's metrics
     OUT.mkdir(parents=True)
     corpus, cluster, profile, lengths = (

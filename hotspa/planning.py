@@ -3,7 +3,6 @@
 FOLDER, corpus ──measure──► OUT/profile.yaml ──solve──► OUT/plan.yaml
 """
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -16,7 +15,7 @@ from plans.errors import InputError
 from plans.lengths import Lengths
 from plans.model import Precision
 from plans.plan import Overlong
-from plans.presets import load_cluster, load_model
+from plans.presets import load_cluster, load_model, machine_cores
 
 TOKENIZER_NAME = "tokenizer.json"
 MOST_RANKS = 8
@@ -125,8 +124,7 @@ def machine(nproc: int | None) -> ClusterSpec:
         InputError: fewer accelerators than ranks.
     """
     accelerators = _num_accelerators()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    cluster = load_cluster(f"local:{nproc or accelerators or min(cores, MOST_RANKS)}")
+    cluster = load_cluster(f"local:{nproc or accelerators or min(machine_cores(), MOST_RANKS)}")
     if not accelerators:
         return cluster
     if cluster.num_ranks > accelerators:
