@@ -17,8 +17,9 @@ lint: env
 	.venv/bin/python -m ruff format --check
 	.venv/bin/python -m mypy --strict
 
+# Two processes, a test file in one of them; each computes on one thread, or their threads would wait for each other.
 test: lint
-	.venv/bin/python -m pytest
+	OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n 2 --dist loadfile
 
 check: test
 

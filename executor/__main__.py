@@ -69,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m executor", description=__doc__, epilog=_EXAMPLE)
     parser.add_argument("plan", type=Path, help="plan file")
     parser.add_argument(
-        "--data", type=Path, action="append", nargs="+", required=True, help="folders, text, .jsonl(.gz), ids"
+        "--data", type=Path, action="append", nargs="+", required=True, help="folders, text, .jsonl(.gz), .parquet, ids"
     )
     parser.add_argument("--steps", type=int, required=True, help="optimizer steps")
     parser.add_argument("--out", type=Path, required=True, help="folder for metrics.jsonl and checkpoints")

@@ -66,13 +66,16 @@ class MiniBatches:
     lengths_digest: str
     """Of the corpus before they were limited; plans remember for which lengths they were made."""
 
-    def __init__(self, corpus: Corpus, report: DataReport, seed: int) -> None:
+    def __init__(self, corpus: Corpus, report: DataReport, seed: int, *, name: str = "the corpus") -> None:
         """Apply the plan's rule for long documents.
+
+        Args:
+            name: what errors call the corpus.
 
         Raises:
             InputError: some are too long and the plan refuses them, or none is left.
         """
-        lengths = Lengths.of("the corpus", corpus.lengths)
+        lengths = Lengths.of(name, corpus.lengths)
         self.lengths_digest = lengths.digest
         _, self.counts = lengths.limit(report.max_len, report.overlong)
         self._corpus = corpus

@@ -21,8 +21,11 @@ _BF16_FLOPS_PER_S = {  # dense, from the vendors' data sheets; a name that conta
     "A800": 312e12,
     "H100 NVL": 835e12,
     "H100 PCIe": 756e12,
+    "H100 HBM2e": 756e12,  # the PCIe card by its memory
     "H100": 989e12,
+    "H200 NVL": 835e12,
     "H200": 989e12,
+    "H800 PCIe": 756e12,
     "H800": 989e12,
     "H20": 148e12,
     "GH200": 989e12,

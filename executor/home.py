@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from executor.backbone import Holding, gradient_dtype
+from executor.backbone import Holding, gradient_dtype, shape_of
 from executor.init import initial_weight
 from executor.optimizer import OptimizerOptions, adamw
 from plans.layout import Box, Layout, every_parameter
@@ -29,10 +29,11 @@ class Home:
         layout: Layout,
         rank: int,
         precision: Precision,
-        seed: int,
+        seed: int | None,
         options: OptimizerOptions,
         device: torch.device,
     ) -> None:
+        """`seed` is that of random weights (executor.init); None makes none, where they are about to be loaded."""
         self._options = options
         self.device = device
         self.dtype = dtype = gradient_dtype(precision)
@@ -47,7 +48,10 @@ class Home:
         for parameter, layer in every_parameter(layout.model):
             name = parameter.full_name(layer)
             if name in boxes:
-                weight = initial_weight(layout.model, parameter, layer, boxes[name], seed, dtype).to(device)
+                if seed is None:
+                    weight = torch.zeros(shape_of(boxes[name], vector=parameter.vector), dtype=dtype, device=device)
+                else:
+                    weight = initial_weight(layout.model, parameter, layer, boxes[name], seed, dtype).to(device)
                 self.masters[name] = weight
                 (steady if parameter.vector else decaying).append(weight)
         self._optimizer = adamw(decaying, steady, options)

@@ -57,7 +57,7 @@ class Engine:
         self,
         plan: Plan,
         *,
-        seed: int,
+        seed: int | None,
         options: OptimizerOptions,
         device: torch.device,
         timeout_s: float,
@@ -67,6 +67,7 @@ class Engine:
         """Agree on the switches and make the initial weights of this rank's home.
 
         Args:
+            seed: of random weights; None where they are loaded instead, see `load_weights` and executor.checkpoint.
             timeout_s: limit of every wait inside new groups.
             groups: those of other engines of this process, if they know all strategies of the plan.
             compile: the elementwise parts of layers, see executor.kernels.

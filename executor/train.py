@@ -98,7 +98,7 @@ def _read(options: RunOptions, rank: int, world_size: int, device: torch.device)
     if rank == 0 and not (resumed and _goes_on(options)):
         require_free(options.out)
     corpus = _corpus(options, plan, options.data, "--data")
-    mini_batches = MiniBatches(corpus, plan.data, options.seed)
+    mini_batches = MiniBatches(corpus, plan.data, options.seed, name="--data")
     if resumed is not None:
         folder, progress = resumed
         if progress.corpus != corpus.digest:
@@ -114,7 +114,7 @@ def _read(options: RunOptions, rank: int, world_size: int, device: torch.device)
     evaluation = None
     if options.eval_data:
         held_out = _corpus(options, plan, options.eval_data, "--eval-data")
-        evaluation = MiniBatches(held_out, plan.data, options.seed)
+        evaluation = MiniBatches(held_out, plan.data, options.seed, name="--eval-data")
         digests["evaluation corpus"] = held_out.digest
     if rank == 0:
         try:
@@ -154,7 +154,7 @@ def _run(options: RunOptions, inputs: _Inputs, rank: int, device: torch.device) 
     plan, mini_batches = inputs.plan, inputs.mini_batches
     engine = Engine(
         plan,
-        seed=options.seed,
+        seed=options.seed if options.init_from is None and inputs.resumed is None else None,
         options=options.optimizer,
         device=device,
         timeout_s=options.timeout_s,

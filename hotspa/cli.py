@@ -65,7 +65,7 @@ def profile(
 @app.command(epilog="Example: hotspa lengths corpus.jsonl src/ -o lengths.txt.gz")
 def lengths(
     sources: Annotated[
-        list[Path], typer.Argument(metavar="SRC...", help="Folders, text files, .jsonl(.gz), token files.")
+        list[Path], typer.Argument(metavar="SRC...", help="Folders, text files, .jsonl(.gz), .parquet, token files.")
     ],
     output: Annotated[Path, typer.Option("-o", "--output", help="Lengths, one a line: .txt, .txt.gz or .npy.")],
     tokenizer: Tokenizer = "bytes",

@@ -1,4 +1,5 @@
-"""Folders that `datasets.Dataset.save_to_disk` writes: Arrow streams, named by state.json.
+"""Datasets of Hugging Face: folders that `datasets.Dataset.save_to_disk` writes (Arrow streams, named by state.json),
+and Parquet as downloads from the hub come, a file or a folder of one split's files.
 
 Needs pyarrow, which the extra `hf` brings. Columns mean what the fields of a line of JSON mean, see plans.documents.
 """
@@ -17,15 +18,19 @@ from plans.files import read_text
 from plans.shard import Int64s
 
 _STATE, _SPLITS = "state.json", "dataset_dict.json"
+_PARQUET = ".parquet"
+_ROWS_AT_ONCE = 1024  # of a Parquet file, whose own groups may be as large as the file
 
 
-def is_dataset(folder: Path) -> bool:
-    """Whether `save_to_disk` wrote it."""
-    return (folder / _STATE).is_file() or (folder / _SPLITS).is_file()
+def is_dataset(source: Path) -> bool:
+    """Whether `save_to_disk` wrote it, or it is Parquet."""
+    if source.suffix == _PARQUET:
+        return True
+    return any((source / name).is_file() for name in (_STATE, _SPLITS)) or any(source.glob(f"*{_PARQUET}"))
 
 
-def dataset_files(folder: Path) -> list[Path]:
-    """Its Arrow files, in their order.
+def dataset_files(source: Path) -> list[Path]:
+    """Its files, in their order.
 
     Raises:
         InputError: pyarrow is missing, or the folder holds several splits, or no files.
@@ -33,7 +38,19 @@ def dataset_files(folder: Path) -> list[Path]:
     try:
         import pyarrow  # noqa: F401
     except ImportError:
-        raise InputError(f"{folder}: a Hugging Face dataset; install the extra: pip install 'hotspa[hf]'") from None
+        raise InputError(f"{source}: a Hugging Face dataset; install the extra: pip install 'hotspa[hf]'") from None
+    if source.is_file():
+        return [source]
+    if any((source / name).is_file() for name in (_STATE, _SPLITS)):
+        return _saved_files(source)
+    files = sorted(source.glob(f"*{_PARQUET}"))
+    splits = sorted({path.stem.partition("-")[0] for path in files})  # train-00000-of-00002.parquet
+    if len(splits) > 1:
+        raise InputError(f"{source}: holds {', '.join(splits)}; name the files of one of them, or move them apart")
+    return files
+
+
+def _saved_files(folder: Path) -> list[Path]:
     if (folder / _SPLITS).is_file():
         splits = _json(folder / _SPLITS).get("splits", [])
         raise InputError(f"{folder}: holds several splits; name one of {', '.join(str(folder / s) for s in splits)}")
@@ -51,14 +68,28 @@ def read_dataset(files: list[Path], encoder: Encoder, field: str) -> Iterator[Pi
     import pyarrow as pa
 
     for path in files:
+        first = 0
         try:
-            with pa.memory_map(str(path)) as mapped, pa.ipc.open_stream(mapped) as stream:
-                first = 0
-                for batch in stream:
-                    yield from _read(batch, f"{path}: rows {first}..{first + len(batch) - 1}", encoder, field)
-                    first += len(batch)
+            for batch in _batches(path):
+                yield from _read(batch, f"{path}: rows {first}..{first + len(batch) - 1}", encoder, field)
+                first += len(batch)
         except (pa.ArrowException, OSError) as error:
-            raise InputError(f"{path}: not an Arrow stream: {error}") from None
+            what = "a Parquet file" if path.suffix == _PARQUET else "an Arrow stream"
+            raise InputError(f"{path}: not {what}: {error}") from None
+
+
+def _batches(path: Path) -> Iterator[Any]:
+    """Record batches of one file."""
+    import pyarrow as pa
+
+    if path.suffix == _PARQUET:
+        import pyarrow.parquet as pq
+
+        with pq.ParquetFile(path) as file:
+            yield from file.iter_batches(batch_size=_ROWS_AT_ONCE)
+    else:
+        with pa.memory_map(str(path)) as mapped, pa.ipc.open_stream(mapped) as stream:
+            yield from stream
 
 
 def _read(batch: Any, place: str, encoder: Encoder, field: str) -> Iterator[Piece]:

@@ -50,7 +50,11 @@ def cached(key: str, make: Callable[[Path], None], *, wait_s: float = WAIT_S) ->
 
 
 def _make(folder: Path, make: Callable[[Path], None]) -> None:
-    begun = folder.with_suffix(f".{os.uname().nodename}.{os.getpid()}.tmp")
+    here = f"{folder.name}.{os.uname().nodename}."
+    for left in folder.parent.glob(f"{here}*.tmp"):  # by makers on this machine that were killed
+        if not _lives(left.name.removeprefix(here).removesuffix(".tmp")):
+            shutil.rmtree(left, ignore_errors=True)
+    begun = folder.parent / f"{here}{os.getpid()}.tmp"
     shutil.rmtree(begun, ignore_errors=True)
     begun.mkdir()
     try:
@@ -62,6 +66,16 @@ def _make(folder: Path, make: Callable[[Path], None]) -> None:
                 raise
     finally:
         shutil.rmtree(begun, ignore_errors=True)
+
+
+def _lives(pid: str) -> bool:
+    try:
+        os.kill(int(pid), 0)
+    except (ValueError, ProcessLookupError):
+        return False
+    except PermissionError:
+        pass  # another user's
+    return True
 
 
 @contextlib.contextmanager

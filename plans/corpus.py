@@ -4,6 +4,7 @@
     file                one document
     .jsonl, .jsonl.gz   one document a line, see plans.documents
     dataset folder      of Hugging Face's `save_to_disk`, one document a row, see plans.arrow
+    .parquet            the same, a file or a folder of them
     .npy, .bin, .idx    ids end to end, see plans.stored_ids
 
 Ids that lie end to end are mapped where they are. All else is read once, by the first process that opens it, and
@@ -114,7 +115,7 @@ def open_corpus(sources: Sequence[Path], tokenizer: str = BYTES, field: str = "t
 def _open(source: Path, encoder: Encoder, field: str) -> tuple[Shard, int]:
     if source.suffix in SUFFIXES:
         return map_ids(source, encoder)
-    if source.is_dir() and is_dataset(source):
+    if is_dataset(source):
         files = dataset_files(source)
         kind, pieces = "dataset", read_dataset(files, encoder, field)
     elif source.is_dir():

@@ -13,6 +13,16 @@ from plans.strategy import Strategy
 from tests.executor.tiny import MODEL
 
 
+def test_no_random_weights_are_made_where_others_are_about_to_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A minute of hashing for a 7B model on 8 ranks."""
+    monkeypatch.delattr("executor.home.initial_weight")
+    at_home = home_layout(MODEL, Strategy.parse("tp2"))
+    home = Home(at_home, 1, Precision.fp32, None, OptimizerOptions(), torch.device("cpu"))
+    assert {name: weight.numel() for name, weight in home.masters.items()} == {
+        name: box.numel for name, box in at_home.boxes[1].items()
+    }
+
+
 @pytest.mark.parametrize("precision", [Precision.fp32, Precision.bf16])
 @pytest.mark.parametrize("strategy", ["dp2", "tp2", "pp2"])
 def test_masters_are_lent_where_the_memory_model_counts_on_it(strategy: str, precision: Precision) -> None:

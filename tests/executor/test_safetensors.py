@@ -2,6 +2,7 @@
 
 import json
 import re
+import threading
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,39 @@ def test_the_boxes_of_all_ranks_are_the_model(tmp_path: Path, strategy: str) -> 
     for rank, part in zip(ranks, parts, strict=True):
         assert list(part) == list(home.boxes[rank])
         assert all(part[name].untyped_storage().nbytes() == 8 * box.numel for name, box in home.boxes[rank].items())
+
+
+def test_a_rank_never_holds_more_than_its_boxes_and_one_more(tmp_path: Path) -> None:
+    """The model may be larger than the memory of any rank. Pages of the file that the system keeps do not count."""
+    model = small_model(hidden_size=512, ffn_size=4096, vocab_size=4096, num_heads=8, num_kv_heads=8)
+    folder = folder_of(tmp_path / "model", model)
+    (grown, own), (grown_whole, whole) = (run_ranks(1, memory_of_loading, folder, model, n)[0] for n in (8, 1))
+    largest = 4 * 4096 * 512  # a matrix of the model, in bytes
+    assert 0.9 * own <= grown < own + largest + 2**22  # some pages were there before
+    assert grown_whole >= 0.9 * whole > 6 * own
+
+
+def memory_of_loading(rank: int, world_size: int, folder: Path, model: ModelSpec, num_ranks: int) -> tuple[int, int]:
+    """Bytes by which a process grows at most while it loads the part of rank 0 of some, and bytes of that part."""
+    home = home_layout(model, Strategy.parse(f"tp{num_ranks}"))
+    before, most, done = anonymous_bytes(), 0, threading.Event()
+
+    def watch() -> None:
+        nonlocal most
+        while not done.wait(1e-3):
+            most = max(most, anonymous_bytes())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    loaded = load_weights(folder, model, home, 0, torch.float32)
+    done.set()
+    watcher.join()
+    return max(most, anonymous_bytes()) - before, sum(weight.nbytes for weight in loaded.values())
+
+
+def anonymous_bytes() -> int:
+    """Resident memory of this process that is no file's."""
+    return 1024 * int(re.findall(r"RssAnon:\s+(\d+)", Path("/proc/self/status").read_text())[0])
 
 
 BAD: list[tuple[str, dict[str, Tensor | None], str]] = [

@@ -67,14 +67,19 @@ class Outcome:
     gradients: dict[str, Tensor]
     record: StepRecord
     masters: dict[str, Tensor]
+    read: frozenset[int]  # documents whose ids it asked for
 
 
 def mini_batch_of(documents: Sequence[Document]) -> MiniBatch:
     return MiniBatch(documents=tuple(range(len(documents))), lengths=tuple(map(len, documents)))
 
 
-def reader(documents: Sequence[Document]) -> ReadTokens:
+def reader(documents: Sequence[Document], asked: set[int] | None = None) -> ReadTokens:
+    """Gives documents, and notes which were asked for."""
+
     def read(document: int) -> npt.NDArray[np.int64]:
+        if asked is not None:
+            asked.add(document)
         return np.array(documents[document])
 
     return read
@@ -96,11 +101,12 @@ def run_plan(rank: int, plan: Plan, groups: Groups, mini_batches: Sequence[Seque
     engine = Engine(plan, seed=0, options=OPTIONS, device=cpu, timeout_s=30, groups=groups)
     for name, weight in shards(plan.home_layout, rank, make_weights()).items():
         engine.home.masters[name].copy_(weight.detach())
-    done = engine.accumulate(mini_batch_of(mini_batches[0]), reader(mini_batches[0]))
+    read: set[int] = set()
+    done = engine.accumulate(mini_batch_of(mini_batches[0]), reader(mini_batches[0], read))
     gradients = {name: gradient.clone() for name, gradient in done.home.gradients.items()}
     for step, documents in enumerate(mini_batches, 1):
         record = engine.step(step, mini_batch_of(documents), reader(documents))
-    return Outcome(done.loss, gradients, record, dict(engine.home.masters))
+    return Outcome(done.loss, gradients, record, dict(engine.home.masters), frozenset(read))
 
 
 def assert_like_one_device(plan: Plan, ranks: Sequence[Outcome], documents: Sequence[Document]) -> None:

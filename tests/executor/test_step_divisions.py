@@ -3,6 +3,7 @@
 The home, the switches and the packing know nothing of these: gradients are partial sums of regions, whoever made them.
 """
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -13,8 +14,9 @@ from plans.packing import PackingRule, pack
 from plans.plan import Plan, Recompute
 from plans.strategy import Strategy
 from tests.builders import completed
+from tests.executor.reference import reference_loss_and_gradients
 from tests.executor.test_step import Outcome, assert_like_one_device, run_plans
-from tests.executor.tiny import LENGTHS, MODEL, make_documents
+from tests.executor.tiny import LENGTHS, MODEL, make_documents, make_weights
 from tests.executor.tiny_plan import Interval, make_plan
 from tests.ranks import run_ranks
 
@@ -115,6 +117,32 @@ def test_eight_ranks_give_the_loss_and_the_gradients_of_one_device(
 ) -> None:
     """The same, with every axis at once and replicas of four ranks beside such of one."""
     assert_like_one_device(EIGHT[name], on_eight[name], make_documents(LENGTHS))
+
+
+def test_the_norm_of_the_gradient_is_that_of_one_device_under_every_division(
+    on_four: dict[str, list[Outcome]], on_eight: dict[str, list[Outcome]]
+) -> None:
+    """Clipping by a norm that counts some elements twice changes the training with the division."""
+    _, gradients = reference_loss_and_gradients(MODEL, make_weights(), make_documents(LENGTHS))
+    norm = math.sqrt(sum(float(gradient.square().sum()) for gradient in gradients.values()))
+    for name, ranks in (on_four | on_eight).items():
+        for outcome in ranks:
+            assert outcome.record.grad_norm == pytest.approx(norm, rel=1e-12), name
+
+
+def test_a_rank_reads_the_sequences_of_its_own_replicas_and_no_others(
+    on_four: dict[str, list[Outcome]], on_eight: dict[str, list[Outcome]]
+) -> None:
+    """Where each rank read the whole mini_batch, the disk and the tokenizer would do the work of all ranks on each."""
+    for name, plan in (FOUR | EIGHT).items():
+        ranks = (on_four | on_eight)[name]
+        assert frozenset.union(*(outcome.read for outcome in ranks)) == frozenset(range(len(LENGTHS))), name
+        for phase, layout in zip(plan.phases, plan.layouts, strict=True):
+            own = {i for i, length in enumerate(LENGTHS) if phase.min_len <= length <= phase.max_len}
+            by_replica: dict[int, set[int]] = {}
+            for outcome, place in zip(ranks, layout.strategy.places, strict=True):
+                by_replica.setdefault(place.replica, set()).update(outcome.read & own)
+            assert sum(map(len, by_replica.values())) == len(own), name
 
 
 def test_what_is_sent_is_what_is_priced(on_four: dict[str, list[Outcome]], on_eight: dict[str, list[Outcome]]) -> None:

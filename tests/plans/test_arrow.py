@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from plans.corpus import Corpus, open_corpus
@@ -54,6 +55,23 @@ def test_labels_and_masks_come_with_the_ids(tmp_path: Path, name: str, column: l
     labels = [corpus.labels(index) for index in range(3)]
     assert [own.tolist() for own in labels if own is not None] == [[-100, 2], [-100], [-100, -100, 6]]
     assert [corpus.count_targets(index, 9) for index in range(3)] == [1, 0, 1]
+
+
+@pytest.mark.parametrize("column", ["input_ids", "text"])
+def test_parquet_is_read_like_a_saved_dataset(tmp_path: Path, column: str) -> None:
+    """A download from the hub is a folder of numbered files."""
+    rows: list[Any] = [[1, 2], [3], [4, 5]] if column == "input_ids" else ["\1\2", "\3", "\4\5"]
+    for at, part in enumerate((rows[:2], rows[2:])):
+        pq.write_table(pa.table({column: part}), tmp_path / f"train-{at:05}-of-00002.parquet")
+    assert documents(open_corpus([tmp_path])) == [[1, 2], [3], [4, 5]]
+    assert documents(open_corpus([tmp_path / "train-00001-of-00002.parquet"])) == [[4, 5]]
+    (tmp_path / "test-00000-of-00001.parquet").write_bytes(b"PAR1")
+    with pytest.raises(InputError, match=r"holds test, train; name the files"):
+        open_corpus([tmp_path])
+    with pytest.raises(InputError, match=r"test-00000-of-00001\.parquet: not a Parquet file"):
+        open_corpus([tmp_path / "test-00000-of-00001.parquet"])
+    with pytest.raises(InputError, match=r"no\.parquet: "):
+        open_corpus([tmp_path / "no.parquet"])
 
 
 def test_text_goes_through_the_tokenizer(tmp_path: Path) -> None:

@@ -52,6 +52,26 @@ def hold(folder: Path) -> None:
         cached("key", slow, wait_s=0.2)
 
 
+def test_what_a_killed_maker_left_is_removed_and_what_another_makes_is_not() -> None:
+    """A corpus of some hundred GB, half written at every crash, would fill the disk."""
+    cache_folder().mkdir()
+    ended = multiprocessing.get_context("spawn").Process()
+    ended.start()
+    ended.join()
+    left, foreign, running = (
+        cache_folder() / f"key.{node}.{pid}.tmp"
+        for node, pid in (
+            (os.uname().nodename, ended.pid),
+            ("elsewhere", ended.pid),
+            (os.uname().nodename, os.getppid()),
+        )
+    )
+    for each in (left, foreign, running):
+        each.mkdir()
+    assert ask("key") == str(os.getpid())
+    assert not left.exists() and foreign.exists() and running.exists()
+
+
 def test_the_wait_for_another_process_ends() -> None:
     """A process that hangs must not hang all others for good."""
     cached("key", hold)
