@@ -8,15 +8,17 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
+import torch
 
 from plans.check import judge
+from plans.model import Precision
 from plans.packing import PackingRule, pack
 from plans.plan import Plan, Recompute
 from plans.strategy import Strategy
 from tests.builders import completed
 from tests.executor.reference import reference_loss_and_gradients
 from tests.executor.test_step import Outcome, assert_like_one_device, run_plans
-from tests.executor.tiny import LENGTHS, MODEL, make_documents, make_weights
+from tests.executor.tiny import LENGTHS, MODEL, make_documents, make_weights, sum_of_partials
 from tests.executor.tiny_plan import Interval, make_plan
 from tests.ranks import run_ranks
 
@@ -43,11 +45,12 @@ def plan_of(
     recompute: Sequence[Recompute] = ("none", "none"),
     layers: Sequence[tuple[tuple[int, ...], ...] | None] = (None, None),
     nodes: int = 1,
+    precision: Precision = Precision.fp64,
 ) -> Plan:
     """Short sequences under the first strategy and long ones under the second, if there are two."""
     ends = SHORT_AND_LONG if len(strategies) == 2 else ((1, 32),)
     intervals: list[Interval] = [(low, high, s) for (low, high), s in zip(ends, strategies, strict=True)]
-    plan = make_plan(MODEL, intervals, home=home, nodes=nodes)
+    plan = make_plan(MODEL, intervals, home=home, nodes=nodes, precision=precision)
     phases = tuple(
         phase.model_copy(
             update={
@@ -75,6 +78,11 @@ FOUR = {
     "recompute in one": plan_of("dp2pp2", "tp2cp2", home="dp4", recompute=("full", "none")),
 }
 
+IN_BF16 = {
+    "bf16, to unequal replicas": plan_of("dp4", "1xtp2+2xtp1", home="dp4", precision=Precision.bf16),
+    "bf16, from tp to cp in a pipeline": plan_of("tp4", "cp2pp2", home="dp4", precision=Precision.bf16),
+}
+
 EIGHT = {
     "a long pipeline among short replicas": plan_of("dp8", "1xtp2pp2+4xtp1", home="dp8", nodes=2),
     "uneven stages, unequal replicas, recompute": plan_of(
@@ -97,7 +105,7 @@ def outcomes_of(plans: dict[str, Plan], num_ranks: int) -> dict[str, list[Outcom
 
 @pytest.fixture(scope="module")
 def on_four() -> dict[str, list[Outcome]]:
-    return outcomes_of(FOUR, 4)
+    return outcomes_of(FOUR | IN_BF16, 4)
 
 
 @pytest.fixture(scope="module")
@@ -119,14 +127,27 @@ def test_eight_ranks_give_the_loss_and_the_gradients_of_one_device(
     assert_like_one_device(EIGHT[name], on_eight[name], make_documents(LENGTHS))
 
 
+@pytest.mark.parametrize("name", IN_BF16)
+def test_two_phases_in_bf16_are_near_float64(on_four: dict[str, list[Outcome]], name: str) -> None:
+    """Weights are cast on their way from home; partial sums of both phases are fp32 all the way back."""
+    loss, expected = reference_loss_and_gradients(MODEL, make_weights(), make_documents(LENGTHS))
+    assert sum(outcome.loss for outcome in on_four[name]) == pytest.approx(loss, rel=0.02)
+    gradients = [outcome.gradients for outcome in on_four[name]]
+    assert {gradient.dtype for rank in gradients for gradient in rank.values()} == {torch.float32}
+    found = sum_of_partials(IN_BF16[name].home_layout, gradients, make_weights())
+    for parameter, gradient in expected.items():
+        error = float((found[parameter] - gradient).norm() / gradient.norm())
+        assert error < 0.05, f"{parameter}: relative error {error:.3f}"
+
+
 def test_the_norm_of_the_gradient_is_that_of_one_device_under_every_division(
     on_four: dict[str, list[Outcome]], on_eight: dict[str, list[Outcome]]
 ) -> None:
     """Clipping by a norm that counts some elements twice changes the training with the division."""
     _, gradients = reference_loss_and_gradients(MODEL, make_weights(), make_documents(LENGTHS))
     norm = math.sqrt(sum(float(gradient.square().sum()) for gradient in gradients.values()))
-    for name, ranks in (on_four | on_eight).items():
-        for outcome in ranks:
+    for name in FOUR | EIGHT:
+        for outcome in (on_four | on_eight)[name]:
             assert outcome.record.grad_norm == pytest.approx(norm, rel=1e-12), name
 
 
