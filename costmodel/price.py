@@ -1,8 +1,9 @@
 """Prices: what a phase, a switch, and a whole plan take on a machine with a profile."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -32,6 +33,7 @@ from plans.strategy import Kind
 from plans.switch import switch_between
 
 Lengths = Sequence[int] | NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,17 @@ class _PhaseCost:
     stages: tuple[tuple[Passes, ...], ...]
     gathers: tuple[Coefficients, ...]  # one of one layer, per token of the row that is gathered
     sends: tuple[tuple[Coefficients, ...], ...]
+
+
+class ReplicaTimes(NamedTuple):
+    """Seconds of the micro_batches of one replica."""
+
+    replica: int
+    forward_s: list[list[float]]  # [stage][row]
+    backward_s: list[list[float]]  # [stage][row]
+    send_s: list[list[float]]  # [boundary][row] one way, its link shared with the other replicas there
+    tokens: Floats  # [row] of which each rank of a stage sends its share
+    gather_s: Floats  # [row] of keys and values of one layer, once; the passes have theirs in them
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,31 +100,53 @@ class Pricer:
         Args:
             packed: every replica's micro_batches, of indices into `lengths`.
         """
+        return max(
+            (
+                makespan_s(times.forward_s, times.backward_s, times.send_s)
+                for times in self.replica_times(layout, packed, lengths, recompute)
+            ),
+            default=0.0,
+        )
+
+    def replica_times(
+        self, layout: Layout, packed: tuple[MicroBatches, ...], lengths: Lengths, recompute: Recompute = "none"
+    ) -> Iterator[ReplicaTimes]:
+        """Of every replica that has work: what `phase_time_s` is the makespan of."""
         cost = self._phase_cost(layout, recompute)
         values = np.asarray(lengths, dtype=np.int64)
-        slowest = 0.0
         first = 0
         for index, kind in enumerate(layout.strategy.kinds):
             replicas, sends = packed[first : first + kind.count], cost.sends[first : first + kind.count]
-            first += kind.count
             rows = shared_rows(values, [row for replica in replicas for row in replica], kind.cp)
-            forward, backward = self._ways_s(cost, index, layout.layers_per_stage[index], rows, recompute)
+            gather_s = self._gather_s(cost, index, rows)
+            forward, backward = self._ways_s(cost, index, layout.layers_per_stage[index], rows, gather_s, recompute)
             begin = 0
-            for replica, send in zip(replicas, sends, strict=True):
+            for number, (replica, send) in enumerate(zip(replicas, sends, strict=True), first):
                 end = begin + len(replica)
                 if replica:
                     there, back = ([stage[begin:end] for stage in way] for way in (forward, backward))
                     sends_s = pass_seconds(send, rows.tokens[begin:end], rows.squares[begin:end])
-                    slowest = max(slowest, makespan_s(there, back, [one.tolist() for one in sends_s]))
+                    sent = [one.tolist() for one in sends_s]
+                    yield ReplicaTimes(number, there, back, sent, rows.tokens[begin:end], gather_s[begin:end])
                 begin = end
-        return slowest
+            first += kind.count
+
+    def _gather_s(self, cost: _PhaseCost, kind: int, rows: SharedRows) -> Floats:
+        """`[row]` seconds of gathering the keys and values of one layer once."""
+        gather = cost.gathers[kind]
+        return np.where(rows.gathered > 0, gather.fixed_s + gather.token_s * rows.gathered, 0.0)
 
     def _ways_s(
-        self, cost: _PhaseCost, kind: int, layers: tuple[int, ...], rows: SharedRows, recompute: Recompute
+        self,
+        cost: _PhaseCost,
+        kind: int,
+        layers: tuple[int, ...],
+        rows: SharedRows,
+        gather_s: Floats,
+        recompute: Recompute,
     ) -> list[list[list[float]]]:
         """`[direction][stage][row]` seconds, gathers of keys and values included."""
-        stages, gather = cost.stages[kind], cost.gathers[kind]
-        gather_s = np.where(rows.gathered > 0, gather.fixed_s + gather.token_s * rows.gathered, 0.0)
+        stages = cost.stages[kind]
         found = []
         for times, passes in zip(
             key_value_exchanges(recompute),

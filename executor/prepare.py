@@ -41,7 +41,7 @@ class Prepared:
     work: tuple[Work, ...]
 
     def nodes(self, plan: Plan) -> tuple[int, ...]:
-        """Home, every phase that has sequences, home, as in executor.roads."""
+        """Home, every phase that has sequences, home, as in plans.roads."""
         return (0, *(part.phase + 1 for part in self.work), len(plan.phases) + 1)
 
 

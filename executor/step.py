@@ -30,11 +30,11 @@ from executor.metrics import Clock, StepRecord, gather_rows, peak_memory_bytes
 from executor.optimizer import OptimizerOptions
 from executor.pipeline import Pipeline
 from executor.prepare import Prepared, Preparer, ReadLabels, ReadTokens
-from executor.roads import roads
 from executor.safetensors_read import load_weights
 from executor.step_record import step_record
 from executor.switch import Switcher
 from plans.plan import Plan
+from plans.roads import roads
 
 log = logging.getLogger(__name__)
 
@@ -167,7 +167,7 @@ class Engine:
         return Accumulated(loss, held, prepared, clock, tuple(sent_bytes))
 
     def _switched(self, ends: tuple[int, int], held: Holding) -> Holding:
-        """From one node of executor.roads to another."""
+        """From one node of plans.roads to another."""
         for a, b in pairwise(self._roads[ends]):
             source, target = self._plan.route_layouts[a], self._plan.route_layouts[b]
             held = self._switcher.run(source, target, held)

@@ -130,7 +130,8 @@ def test_eight_ranks_give_the_loss_and_the_gradients_of_one_device(
 @pytest.mark.parametrize("name", IN_BF16)
 def test_two_phases_in_bf16_are_near_float64(on_four: dict[str, list[Outcome]], name: str) -> None:
     """Weights are cast on their way from home; partial sums of both phases are fp32 all the way back."""
-    loss, expected = reference_loss_and_gradients(MODEL, make_weights(), make_documents(LENGTHS))
+    cast = make_weights(dtype=torch.bfloat16)
+    loss, expected = reference_loss_and_gradients(MODEL, cast, make_documents(LENGTHS))
     assert sum(outcome.loss for outcome in on_four[name]) == pytest.approx(loss, rel=0.02)
     gradients = [outcome.gradients for outcome in on_four[name]]
     assert {gradient.dtype for rank in gradients for gradient in rank.values()} == {torch.float32}

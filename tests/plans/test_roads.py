@@ -1,10 +1,10 @@
 """Which switches a step takes around its empty phases."""
 
-from executor.roads import roads
 from plans.check import judge
 from plans.memory import phase_memory, switch_memory
 from plans.model import Precision
 from plans.plan import Plan
+from plans.roads import roads
 from tests.builders import completed
 from tests.executor.tiny import MODEL
 from tests.executor.tiny_plan import make_plan
