@@ -28,7 +28,7 @@ from plans.memory import (
 )
 from plans.packing import MicroBatches, pack
 from plans.plan import Phase, Plan
-from plans.roads import roads
+from plans.roads import road
 from plans.schedule import micro_batches_in_flight
 from plans.trace import MemoryPoint, Span
 
@@ -151,12 +151,12 @@ def simulate(plan: Plan, profile: Profile, lengths: Sequence[int]) -> Simulation
         InputError: the profile has no times for the plan's model, or a sequence is longer than its phase allows.
     """
     pricer = Pricer(plan.model, plan.cluster, plan.precision, profile, plan.staging_bytes)
-    wires, ways = Wires.of(plan.cluster, profile), roads(plan)
+    wires = Wires.of(plan.cluster, profile)
     members = [[n for n in lengths if phase.min_len <= n <= phase.max_len] for phase in plan.phases]
     nodes = (0, *(index + 1 for index, own in enumerate(members) if own), len(plan.phases) + 1)
     now_s, phases, switches = 0.0, list[PhaseRun](), list[SwitchRun]()
     for leg in pairwise(nodes):
-        for ends in pairwise(ways[leg]):
+        for ends in pairwise(road(plan, *leg)):
             switches.append(_switch_run(plan, pricer, ends, now_s))
             now_s = switches[-1].end_s
         if leg[1] <= len(plan.phases):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_args
 import typer
 
 from hotspa.running import run
+from hotspa.simulating import simulate
 from plans.errors import InputError
 
 if TYPE_CHECKING:
@@ -218,6 +219,7 @@ def show(
         print_plan(found)
 
 
+app.command(epilog="Example: hotspa simulate plan.yaml --profile a800-80g --lengths code --trace step.json")(simulate)
 app.command(epilog="Example: hotspa run plan.yaml --data corpus.jsonl --steps 20 --out runs/first")(run)
 
 

@@ -16,10 +16,12 @@ Road = tuple[int, ...]
 
 def roads(plan: Plan) -> dict[tuple[int, int], Road]:
     """The way from each node to each later one; the same on all ranks."""
-    nodes = range(len(plan.route_layouts))
-    return {
-        (a, b): (a, b) if b == a + 1 or _fits(plan, a, b) else tuple(range(a, b + 1)) for a, b in combinations(nodes, 2)
-    }
+    return {ends: road(plan, *ends) for ends in combinations(range(len(plan.route_layouts)), 2)}
+
+
+def road(plan: Plan, a: int, b: int) -> Road:
+    """The way from one node to a later one."""
+    return (a, b) if b == a + 1 or _fits(plan, a, b) else tuple(range(a, b + 1))
 
 
 def _fits(plan: Plan, a: int, b: int) -> bool:
