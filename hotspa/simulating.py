@@ -49,7 +49,7 @@ def simulate(
     out.print(_table(simulation))
     out.print(
         f"{len(mini_batch):,} sequences, {mini_batch.sum():,} tokens: step {simulation.step_s:.3f} s (predicted "
-        f"{found.step_time_s:.3f} s in the mean of the plan's sample), fullest rank {max(simulation.peak_bytes) / 2**30:.2f} GiB"
+        f"{found.step_time_s:.3f} s on average), fullest rank {max(simulation.peak_bytes) / 2**30:.2f} GiB"
     )
     if trace is not None:
         out.print(f"wrote {trace}; open it at ui.perfetto.dev")
