@@ -29,8 +29,8 @@ from plans.memory import (
 from plans.packing import MicroBatches, pack
 from plans.plan import Phase, Plan
 from plans.roads import road
-from plans.schedule import micro_batches_in_flight
-from plans.trace import MemoryPoint, Span
+from plans.schedule import Action, micro_batches_in_flight
+from plans.trace import MemoryPoint, Span, arrival_name, phase_name, switch_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,15 +111,13 @@ class Simulation:
         everyone = tuple(range(self.plan.cluster.num_ranks))
         for run in self.phases:
             replicas = run.layout.strategy.replicas
-            phase = run.phase
-            name = f"{phase.min_len}..{phase.max_len} {phase.division.strategy}"
-            yield Span(everyone, "phase", name, run.start_s, run.end_s)
+            yield Span(everyone, "phase", phase_name(run.phase), run.start_s, run.end_s)
             for done in run.events.passes:
                 ranks = replicas[done.replica].stage_ranks(done.action.stage)
                 yield Span(ranks, "compute", str(done.action), run.start_s + done.start_s, run.start_s + done.end_s)
             for send in run.events.sends:
-                ranks = replicas[send.replica].stage_ranks(send.action.stage)
-                name = f"{send.action} to stage {send.target}"
+                ranks = replicas[send.replica].stage_ranks(send.target)
+                name = arrival_name(Action(send.target, send.action.kind, send.action.micro_batch))
                 yield Span(ranks, "wire", name, run.start_s + send.start_s, run.start_s + send.end_s)
         for switch in self.switches:
             yield Span(everyone, "switch", switch.name, switch.start_s, switch.end_s)
@@ -167,7 +165,6 @@ def simulate(plan: Plan, profile: Profile, lengths: Sequence[int]) -> Simulation
 
 def _switch_run(plan: Plan, pricer: Pricer, ends: tuple[int, int], now_s: float) -> SwitchRun:
     source, target = (plan.route_layouts[end] for end in ends)
-    names = ["home" if layout.home else str(layout.strategy) for layout in (source, target)]
     memory = switch_memory(
         source,
         target,
@@ -177,7 +174,7 @@ def _switch_run(plan: Plan, pricer: Pricer, ends: tuple[int, int], now_s: float)
         plan.cluster.ranks_per_node,
         plan.staging_bytes,
     )
-    return SwitchRun(" -> ".join(names), now_s, now_s + pricer.switch_time_s(source, target), memory)
+    return SwitchRun(switch_name(source, target), now_s, now_s + pricer.switch_time_s(source, target), memory)
 
 
 def _phase_run(plan: Plan, pricer: Pricer, wires: Wires, index: int, lengths: Sequence[int], now_s: float) -> PhaseRun:

@@ -98,6 +98,7 @@ def _parser() -> argparse.ArgumentParser:
         const=_HERE,
         help="go on from a checkpoint, or the newest of a run's folder; --out if none is named",
     )
+    parser.add_argument("--trace", type=Path, help="file for a trace of the last step, for ui.perfetto.dev")
     parser.add_argument("--timeout-s", type=float, default=600.0, help="limit of a wait for another rank (%(default)s)")
     parser.add_argument("--compile", action="store_true", help="compile what lies between products and exchanges")
     parser.add_argument("--threads", type=int, default=1, help="threads of a rank (%(default)s)")
@@ -130,6 +131,7 @@ def _options(arguments: argparse.Namespace) -> RunOptions:
         checkpoint_every=arguments.checkpoint_every,
         init_from=arguments.init_from,
         resume=arguments.out if arguments.resume is _HERE else arguments.resume,
+        trace=arguments.trace,
         compile=arguments.compile,
         timeout_s=arguments.timeout_s,
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 from executor.optimizer import OptimizerOptions
 from plans.errors import InputError
 
-SHARED = ("steps", "seed", "optimizer", "eval_every", "checkpoint_every", "compile")
+SHARED = ("steps", "seed", "optimizer", "eval_every", "checkpoint_every", "compile", "trace")
 """Options that must be the same on all ranks; paths may differ where machines do, what they lead to is compared."""
 
 
@@ -39,6 +39,8 @@ class RunOptions:
     """Hugging Face folder with the initial weights; by default they are random."""
     resume: Path | None = None
     """A checkpoint, or the folder of a run whose newest one is meant."""
+    trace: Path | None = None
+    """File for a trace of the last step, see plans.trace."""
     compile: bool = False
     """Compile the elementwise parts of layers, see executor.kernels."""
     timeout_s: float = 600.0

@@ -24,11 +24,13 @@ from executor.batches import MicroBatch
 from executor.context_parallel import ContextParallel
 from executor.kernels import BY_HAND, Kernels
 from executor.model import Stage, Weights
+from executor.recorder import Record, unrecorded
 from executor.tensor_parallel import TensorParallel
 from executor.waits import WaitError, mib, waiting
 from plans.layout import Layout
 from plans.model import Recompute
 from plans.schedule import Action, one_f_one_b
+from plans.trace import arrival_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +90,13 @@ class Pipeline:
             phase=phase,
         )
 
-    def run(self, weights: Weights, micro_batches: Sequence[MicroBatch], num_targets: int) -> Tensor:
+    def run(
+        self,
+        weights: Weights,
+        micro_batches: Sequence[MicroBatch],
+        num_targets: int,
+        record: Record = unrecorded,
+    ) -> Tensor:
         """Forward and backward of all micro_batches; gradients are added to `.grad` of the weights.
 
         Args:
@@ -102,7 +110,7 @@ class Pipeline:
         """
         actions = one_f_one_b(self.num_stages, len(micro_batches))[self.index]
         run = _Run(self, weights, micro_batches, num_targets)
-        self._play(run, actions, weights, micro_batches)
+        self._play(run, actions, weights, micro_batches, record)
         return run.loss_sum / max(num_targets, 1)
 
     @torch.no_grad()
@@ -110,18 +118,24 @@ class Pipeline:
         """Forward of all micro_batches: this rank's contribution to the sum of their token losses, as `run` counts."""
         run = _Run(self, weights, micro_batches, num_targets=1)
         actions = [Action(self.index, "F", micro_batch) for micro_batch in range(len(micro_batches))]
-        self._play(run, actions, weights, micro_batches)
+        self._play(run, actions, weights, micro_batches, unrecorded)
         return run.loss_sum
 
     def _play(
-        self, run: "_Run", actions: Sequence[Action], weights: Weights, micro_batches: Sequence[MicroBatch]
+        self,
+        run: "_Run",
+        actions: Sequence[Action],
+        weights: Weights,
+        micro_batches: Sequence[MicroBatch],
+        record: Record,
     ) -> None:
-        mail = _Mail(self, micro_batches, next(iter(weights.values()))) if self.num_stages > 1 else None
+        mail = _Mail(self, micro_batches, next(iter(weights.values())), record) if self.num_stages > 1 else None
         arrived = mail.exchange(None, None, actions[0]) if mail and actions else None
         for action, following in pairwise((*actions, None)):
             assert action is not None
             try:
-                made = run.forward(action, arrived) if action.kind == "F" else run.backward(action, arrived)
+                with record("compute", str(action)):
+                    made = run.forward(action, arrived) if action.kind == "F" else run.backward(action, arrived)
             except WaitError as error:
                 raise WaitError(f"{error} (phase {self.phase}, action {action})") from error
             except Exception as error:
@@ -176,8 +190,8 @@ class _Letter:
 class _Mail:
     """Sends and receives of one rank, on the world's group: no pair of ranks needs a communicator of its own."""
 
-    def __init__(self, pipeline: Pipeline, micro_batches: Sequence[MicroBatch], like: Tensor) -> None:
-        self._pipeline, self._micro_batches, self._like = pipeline, micro_batches, like
+    def __init__(self, pipeline: Pipeline, micro_batches: Sequence[MicroBatch], like: Tensor, record: Record) -> None:
+        self._pipeline, self._micro_batches, self._like, self._record = pipeline, micro_batches, like, record
         self._under_way: list[tuple[dist.Work, _Letter]] = []  # letters sent, which must live until they are received
 
     def exchange(self, done: Action | None, made: Tensor | None, following: Action | None) -> Tensor | None:
@@ -194,9 +208,10 @@ class _Mail:
             return None
         with waiting(letter.what):
             works = dist.batch_isend_irecv(ops)
-            if incoming is not None:
+            if incoming is not None and following is not None:
                 *works, receipt = works  # gloo has one for each operation, nccl one for both
-                receipt.wait()
+                with self._record("wire", arrival_name(following)):
+                    receipt.wait()
         if outgoing is not None:
             self._under_way.extend((work, outgoing) for work in works)
         if incoming is None:

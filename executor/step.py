@@ -30,11 +30,13 @@ from executor.metrics import Clock, StepRecord, gather_rows, peak_memory_bytes
 from executor.optimizer import OptimizerOptions
 from executor.pipeline import Pipeline
 from executor.prepare import Prepared, Preparer, ReadLabels, ReadTokens
+from executor.recorder import Record, unrecorded
 from executor.safetensors_read import load_weights
 from executor.step_record import step_record
 from executor.switch import Switcher
 from plans.plan import Plan
 from plans.roads import roads
+from plans.trace import phase_name, switch_name
 
 log = logging.getLogger(__name__)
 
@@ -111,9 +113,9 @@ class Engine:
         """Read and pack this rank's part. It talks to no other rank, so another thread may do it in advance."""
         return self._preparer.prepare(mini_batch, read_tokens, read_labels)
 
-    def run(self, step: int, take: Callable[[], Prepared]) -> StepRecord:
+    def run(self, step: int, take: Callable[[], Prepared], record: Record = unrecorded) -> StepRecord:
         """Train on what `take` gives; the step's `prepare_s` is the wait for it."""
-        done = self._accumulate(take)
+        done = self._accumulate(take, record)
         mini_batch = done.prepared.mini_batch
         # Where the peak of some rank is unknown that of all is: it counts as 0 there.
         measured = peak_memory_bytes(self._device), self._peak_flops_per_s or 0.0
@@ -122,7 +124,8 @@ class Engine:
         norm = math.sqrt(float(rows_RN[:, 1].sum()))
         updated = mini_batch.num_targets > 0 and math.isfinite(norm)
         if updated:
-            self.home.step(done.home.gradients, norm, step)
+            with record("compute", "optimizer"):
+                self.home.step(done.home.gradients, norm, step)
         elif self._rank == 0:
             why = f"the gradient's norm is {norm}" if mini_batch.num_targets else "no sequence has a target token"
             log.warning("warning: step %d: %s; the weights stay as they are", step, why)
@@ -142,9 +145,9 @@ class Engine:
         self, mini_batch: MiniBatch, read_tokens: ReadTokens, read_labels: ReadLabels | None = None
     ) -> Accumulated:
         """Forward and backward of the whole mini_batch through all phases; weights stay as they are."""
-        return self._accumulate(lambda: self.prepare(mini_batch, read_tokens, read_labels))
+        return self._accumulate(lambda: self.prepare(mini_batch, read_tokens, read_labels), unrecorded)
 
-    def _accumulate(self, take: Callable[[], Prepared]) -> Accumulated:
+    def _accumulate(self, take: Callable[[], Prepared], record: Record) -> Accumulated:
         clock = Clock(self._device)
         prepared = take()
         work, num_targets = prepared.work, prepared.mini_batch.num_targets
@@ -154,23 +157,25 @@ class Engine:
         held = self.home.holding()
         for ends, part in zip(pairwise(prepared.nodes(self._plan)), (*work, None), strict=True):
             before = sum(self._switcher.sent_bytes.values())
-            held = self._switched(ends, held)
+            held = self._switched(ends, held, record)
             sent_bytes.append(sum(self._switcher.sent_bytes.values()) - before)
             clock.mark()
             if part is not None:
                 self._backbone.adopt(held)
                 pipeline = self._pipelines[part.phase]
                 rows = tuple(row.to(self._device) for row in part.micro_batches)
-                loss += float(pipeline.run(self._backbone.weights, rows, num_targets))
+                with record("phase", phase_name(self._plan.phases[part.phase])):
+                    loss += float(pipeline.run(self._backbone.weights, rows, num_targets, record))
                 held = self._backbone.release()
                 clock.mark()
         return Accumulated(loss, held, prepared, clock, tuple(sent_bytes))
 
-    def _switched(self, ends: tuple[int, int], held: Holding) -> Holding:
+    def _switched(self, ends: tuple[int, int], held: Holding, record: Record = unrecorded) -> Holding:
         """From one node of plans.roads to another."""
         for a, b in pairwise(self._roads[ends]):
             source, target = self._plan.route_layouts[a], self._plan.route_layouts[b]
-            held = self._switcher.run(source, target, held)
+            with record("switch", switch_name(source, target)):
+                held = self._switcher.run(source, target, held)
             if not target.home:
                 self.home.lend(held, target.boxes[self._rank])
         return held

@@ -7,7 +7,7 @@ write a line of metrics, write a checkpoint
 import hashlib
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -29,9 +29,11 @@ from executor.checkpoint import (
 from executor.data import MiniBatches
 from executor.journal import Journal, require_free
 from executor.kernels import compile_refusal
+from executor.metrics import StepRecord
 from executor.options import SHARED, RunOptions
 from executor.prefetch import Prefetch
 from executor.prepare import Prepared
+from executor.recorder import Recorder, gather_spans
 from executor.roll_call import call_the_roll
 from executor.safetensors_read import Checkpoint
 from executor.step import Engine
@@ -42,6 +44,7 @@ from plans.corpus import Corpus, open_corpus
 from plans.errors import InputError
 from plans.plan import Plan
 from plans.plan_file import plan_digest, read_plan
+from plans.trace import write_trace
 
 log = logging.getLogger(__name__)
 
@@ -97,6 +100,8 @@ def _read(options: RunOptions, rank: int, world_size: int, device: torch.device)
     resumed = None if options.resume is None else _resume(options, plan)
     if rank == 0 and not (resumed and _goes_on(options)):
         require_free(options.out)
+    if rank == 0 and options.trace is not None and not options.trace.resolve().parent.is_dir():
+        raise InputError(f"--trace {options.trace}: the folder {options.trace.parent} does not exist")
     corpus = _corpus(options, plan, options.data, "--data")
     mini_batches = MiniBatches(corpus, plan.data, options.seed, name="--data")
     if resumed is not None:
@@ -187,7 +192,10 @@ def _run(options: RunOptions, inputs: _Inputs, rank: int, device: torch.device) 
             dist.barrier()  # from here on the ranks' clocks count alike
         for step in steps:
             try:
-                record = engine.run(step, ahead.take)
+                if options.trace is not None and step == options.steps:
+                    record = _traced(engine, step, ahead.take, options.trace)
+                else:
+                    record = engine.run(step, ahead.take)
             except Exception as error:
                 error.add_note(f"rank {rank}, step {step}")
                 raise
@@ -204,6 +212,19 @@ def _run(options: RunOptions, inputs: _Inputs, rank: int, device: torch.device) 
                 )
                 if rank == 0:
                     log.info(f"saved {saved}")
+
+
+def _traced(engine: Engine, step: int, take: Callable[[], Prepared], path: Path) -> StepRecord:
+    """Train on one mini_batch and write what all ranks did when."""
+    with waiting("the traced step of all ranks"):
+        dist.barrier()
+    recorder = Recorder(dist.get_rank(), engine.home.device)
+    record = engine.run(step, take, recorder.record)
+    spans = gather_spans(recorder.spans)
+    if dist.get_rank() == 0:
+        write_trace(path, spans)
+        log.info(f"wrote {path}, a trace of step {step}; open it at ui.perfetto.dev")
+    return record
 
 
 def _introduce(plan: Plan, mini_batches: MiniBatches) -> None:

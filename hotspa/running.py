@@ -32,6 +32,9 @@ def run(
     timeout_s: Annotated[
         float | None, typer.Option("--timeout-s", help="Limit of a wait for another rank; by default 600.")
     ] = None,
+    trace: Annotated[
+        Path | None, typer.Option("--trace", help="Write a trace of the last step, for ui.perfetto.dev, here.")
+    ] = None,
     threads: Annotated[int | None, typer.Option("--threads", min=1, help="Of a rank; by default 1.")] = None,
     compiled: Annotated[
         bool, typer.Option("--compile", help="Compile what lies between products and exchanges: faster after a while.")
@@ -137,6 +140,7 @@ def run(
         "--field": field,
         "--seed": seed,
         "--timeout-s": timeout_s,
+        "--trace": trace,
         "--threads": threads,
         "--init-from": init_from,
         "--eval-every": eval_every,

@@ -86,6 +86,8 @@ def _table(simulation: "Simulation") -> "Table":
     """Parts of the step as rows in their order; a phase with the share in which its ranks do not compute."""
     from rich.table import Table
 
+    from plans.trace import phase_name
+
     table = Table(title=f"One simulated step on {simulation.plan.cluster.num_ranks} ranks")
     for name in ("from s", "part", "time s", "share", "bubble", "sends"):
         table.add_column(name, justify="left" if name == "part" else "right", no_wrap=True)
@@ -98,8 +100,7 @@ def _table(simulation: "Simulation") -> "Table":
         )
         time_s = run.events.makespan_s
         idle = 1 - busy_s / (time_s * simulation.plan.cluster.num_ranks)
-        name = f"{run.phase.min_len}..{run.phase.max_len} {run.phase.division.strategy}"
-        rows.append((run.start_s, name, time_s, f"{idle:.1%}", f"{len(run.events.sends):,}"))
+        rows.append((run.start_s, phase_name(run.phase), time_s, f"{idle:.1%}", f"{len(run.events.sends):,}"))
     rows += [(run.start_s, f"switch {run.name}", run.end_s - run.start_s, "", "") for run in simulation.switches]
     rows.append((simulation.switches[-1].end_s, "optimizer", simulation.optimizer_s, "", ""))
     for start_s, name, time_s, idle_share, sends in sorted(rows):

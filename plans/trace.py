@@ -3,10 +3,11 @@
 The simulator and a run write the same tracks and names, so that both files lie side by side. A rank is a process of the
 trace; its tracks are
 
+    phase       phases, like `1..4096 dp4`
     compute     passes of its stage, like `1F3` (stage 1, forward, micro_batch 3), and the optimizer
-    wire        activations and gradients that it sends to a neighbouring stage
+    wire        what it awaits from a neighbouring stage: `1F3 from before`, `0B3 from behind`. Simulated, all the way
+                of it; measured, what was left of the way when the rank had nothing else to do
     switch      changes of layout, like `dp4 -> tp4`
-    phase       the phases themselves
 """
 
 import json
@@ -16,6 +17,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from plans.files import write_text
+from plans.layout import Layout
+from plans.plan import Phase
+from plans.schedule import Action
 
 Track = Literal["phase", "compute", "wire", "switch"]
 TRACKS: tuple[Track, ...] = ("phase", "compute", "wire", "switch")
@@ -39,6 +43,19 @@ class MemoryPoint:
     rank: int
     time_s: float
     num_bytes: int
+
+
+def phase_name(phase: Phase) -> str:
+    return f"{phase.min_len}..{phase.max_len} {phase.division.strategy}"
+
+
+def switch_name(source: Layout, target: Layout) -> str:
+    return " -> ".join("home" if layout.home else str(layout.strategy) for layout in (source, target))
+
+
+def arrival_name(action: Action) -> str:
+    """Of what a pass of a stage waits for."""
+    return f"{action} from {'before' if action.kind == 'F' else 'behind'}"
 
 
 def write_trace(path: Path, spans: Iterable[Span], memory: Iterable[MemoryPoint] = ()) -> None:

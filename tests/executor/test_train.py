@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,7 +58,7 @@ def run(command: list[str]) -> subprocess.CompletedProcess[str]:
 
 def test_two_ranks_train_on_text(folder: Path) -> None:
     """The loss falls, and the metrics say what ran, how long it took and what the plan predicted."""
-    done = run(command(folder, "--lr", "1e-2", "--seed", "3"))
+    done = run(command(folder, "--lr", "1e-2", "--seed", "3", "--trace", str(folder / "trace.json")))
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in (folder / "out" / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == list(range(1, 13))
@@ -72,9 +73,34 @@ def test_two_ranks_train_on_text(folder: Path) -> None:
         assert row["switch_bytes"] == sum(switch.bytes for switch in plan().switches)
     assert "step:  1  loss:   5." in done.stdout
     assert "sequences truncated" in done.stdout and "made for other lengths" in done.stdout
+    assert_traced(json.loads((folder / "trace.json").read_text())["traceEvents"], rows[-1]["step_s"])
     again = run(command(folder))
     assert again.returncode != 0 and "metrics.jsonl of another run is there" in again.stderr
     assert len((folder / "out" / "metrics.jsonl").read_text().splitlines()) == 12
+
+
+def assert_traced(events: list[dict[str, Any]], step_s: float) -> None:
+    """Both ranks, the last step alone, every pass within its phase."""
+    spans = [event for event in events if event["ph"] == "X"]
+    for rank in (0, 1):
+        own = [span for span in spans if span["pid"] == rank]
+        names = [span["name"] for span in own]
+        for name in (
+            "home -> tp2",
+            "151..400 tp2",
+            "tp2 -> dp2",
+            "1..150 dp2",
+            "dp2 -> home",
+            "optimizer",
+            "0F0",
+            "0B0",
+        ):
+            assert name in names
+        assert max(span["ts"] + span["dur"] for span in own) < 1.1e6 * step_s + 1e4
+        phases = [(span["ts"], span["ts"] + span["dur"]) for span in own if span["name"].endswith((" tp2", " dp2"))]
+        for span in own:
+            if span["name"].startswith(("0F", "0B")):
+                assert any(start <= span["ts"] and span["ts"] + span["dur"] <= end + 1 for start, end in phases)
 
 
 def test_a_plan_for_another_world_is_refused_with_one_line(folder: Path) -> None:
