@@ -26,6 +26,7 @@ from executor.optimizer import OptimizerOptions, adamw
 from executor.specimens import Forward, Specimen, both_passes
 from executor.stopwatch import Stopwatch, now_s
 from executor.transfers import Pattern, Transfer, patterns
+from executor.world import this_device
 from plans.errors import InputError
 from plans.measurement import (
     ActivationBytes,
@@ -135,7 +136,7 @@ class _Bench:
         self._model, self._precision, self._pace = model, precision, pace
         self._num_ranks = dist.get_world_size()
         self._ranks_per_node = int(os.environ.get("LOCAL_WORLD_SIZE", self._num_ranks))
-        self._device = torch.device("cuda" if torch.cuda.is_initialized() else "cpu")
+        self._device = this_device()
         self._watch = Stopwatch(repeats_s=pace.repeats_s, total_s=pace.total_s)
         # Two layers have less of what a stage does once; one is enough where it dwarfs that.
         depth = 2 if model.num_layers > 1 and _layer_elements(model) < 20e6 else 1

@@ -26,6 +26,11 @@ def take_device(local_rank: int, ranks_here: int) -> torch.device:
     return torch.device("cuda", local_rank)
 
 
+def this_device() -> torch.device:
+    """The one that this process has taken."""
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_initialized() else torch.device("cpu")
+
+
 def expand_segments(environment: MutableMapping[str, str]) -> None:
     """Let the allocator grow its segments, unless the user has configured it: rows of all lengths fragment fixed ones.
 

@@ -11,6 +11,7 @@ import typer
 
 from hotspa.running import run
 from hotspa.simulating import simulate
+from hotspa.validating import validate
 from plans.errors import InputError
 
 if TYPE_CHECKING:
@@ -220,6 +221,9 @@ def show(
 
 
 app.command(epilog="Example: hotspa simulate plan.yaml --profile a800-80g --lengths code --trace step.json")(simulate)
+app.command(epilog="Example: hotspa validate static.yaml milp.yaml --profile profile.yaml --lengths lengths.txt")(
+    validate
+)
 app.command(epilog="Example: hotspa run plan.yaml --data corpus.jsonl --steps 20 --out runs/first")(run)
 
 
