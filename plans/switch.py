@@ -26,6 +26,14 @@ from plans.routes import Route, gradient_routes, weight_routes
 
 Int64s = NDArray[np.int64]
 
+DIRECT_BYTES = 2**20
+"""A region of this size is worth a message of its own."""
+
+
+def direct_bytes(chunk_bytes: int) -> int:
+    """From what size on a region, or a part of one that is larger than a chunk, is a message of its own."""
+    return min(DIRECT_BYTES, chunk_bytes // 4)
+
 
 @dataclass(frozen=True)
 class Switch:
