@@ -13,6 +13,7 @@ from torch import Tensor
 from executor.backbone import Holding, gradient_dtype, shape_of
 from executor.init import initial_weight
 from executor.optimizer import OptimizerOptions, adamw
+from executor.storage import Storage
 from plans.layout import Box, Layout, every_parameter
 from plans.model import Precision
 
@@ -31,11 +32,14 @@ class Home:
         precision: Precision,
         seed: int | None,
         options: OptimizerOptions,
-        device: torch.device,
+        storage: Storage,
     ) -> None:
-        """`seed` is that of random weights (executor.init); None makes none, where they are about to be loaded."""
+        """The masters are in `storage`: the other ranks of the node read them there.
+
+        `seed` is that of random weights (executor.init); None makes none, where they are about to be loaded.
+        """
         self._options = options
-        self.device = device
+        self.device = storage.device
         self.dtype = dtype = gradient_dtype(precision)
         self.model = layout.model
         self.boxes = boxes = layout.boxes[rank]
@@ -48,10 +52,11 @@ class Home:
         for parameter, layer in every_parameter(layout.model):
             name = parameter.full_name(layer)
             if name in boxes:
+                weight = storage.empty(shape_of(boxes[name], vector=parameter.vector), dtype)
                 if seed is None:
-                    weight = torch.zeros(shape_of(boxes[name], vector=parameter.vector), dtype=dtype, device=device)
+                    weight.zero_()
                 else:
-                    weight = initial_weight(layout.model, parameter, layer, boxes[name], seed, dtype).to(device)
+                    weight.copy_(initial_weight(layout.model, parameter, layer, boxes[name], seed, dtype))
                 self.masters[name] = weight
                 (steady if parameter.vector else decaying).append(weight)
         self._optimizer = adamw(decaying, steady, options)

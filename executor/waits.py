@@ -19,7 +19,7 @@ def waiting(what: str) -> Iterator[None]:
     """
     try:
         yield
-    except RuntimeError as error:
+    except (RuntimeError, OSError) as error:
         reason = str(error).partition("\n")[0]
         raise WaitError(f"rank {dist.get_rank()} {what}: {reason}") from error
 
