@@ -142,7 +142,9 @@ def timed() -> Iterator[Row]:
     seconds = {pair: planned_s(*pair) for pair in pairs}
     slowest = max(seconds, key=seconds.__getitem__)
     name = " -> ".join(slowest)
-    table = Table(title=f"Planning {len(pairs)} switches of {MODEL_70B.name} on 1024 ranks, one core: CPU seconds of each")
+    table = Table(
+        title=f"Planning {len(pairs)} switches of {MODEL_70B.name} on 1024 ranks, one core: CPU seconds of each"
+    )
     for column in ("median", "slowest", "which", "limit"):
         table.add_column(column, justify="left" if column == "which" else "right")
     median_s, slowest_s = statistics.median(seconds.values()), seconds[slowest]
