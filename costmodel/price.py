@@ -55,7 +55,7 @@ class Pricer:
     cluster: ClusterSpec
     precision: Precision
     profile: Profile
-    staging_bytes: int = DEFAULT_STAGING_BYTES  # that a rank stages in one round of a switch
+    staging_bytes: int = DEFAULT_STAGING_BYTES  # one chunk, see plans.switch
     _costs: dict[tuple[Layout, Recompute], _PhaseCost] = field(default_factory=dict, init=False, repr=False)
     _layers: dict[tuple[int, int, Recompute], Passes] = field(default_factory=dict, init=False, repr=False)
     _times: ModelProfile = field(init=False, repr=False)

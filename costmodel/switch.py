@@ -33,7 +33,7 @@ class SwitchMachine:
 
     wires: Wires
     copy_bytes_per_s: float  # of one rank, within its own memory
-    staging_bytes: int  # that a rank stages in one round, sent and received together
+    staging_bytes: int  # one chunk, see plans.switch
 
 
 def switch_s(source: Layout, target: Layout, precision: Precision, machine: SwitchMachine) -> float:

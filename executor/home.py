@@ -13,6 +13,7 @@ from torch import Tensor
 from executor.backbone import Holding, gradient_dtype
 from executor.init import initial_weight
 from executor.optimizer import OptimizerOptions, adamw
+from executor.storage import Storage
 from plans.layout import Box, Layout, every_parameter
 from plans.model import Precision
 
@@ -31,10 +32,11 @@ class Home:
         precision: Precision,
         seed: int,
         options: OptimizerOptions,
-        device: torch.device,
+        storage: Storage,
     ) -> None:
+        """The masters are in `storage`: the other ranks of the node read them there."""
         self._options = options
-        self.device = device
+        self.device = storage.device
         self.dtype = dtype = gradient_dtype(precision)
         self.model = layout.model
         self.boxes = boxes = layout.boxes[rank]
@@ -47,8 +49,8 @@ class Home:
         for parameter, layer in every_parameter(layout.model):
             name = parameter.full_name(layer)
             if name in boxes:
-                weight = initial_weight(layout.model, parameter, layer, boxes[name], seed, dtype).to(device)
-                self.masters[name] = weight
+                initial = initial_weight(layout.model, parameter, layer, boxes[name], seed, dtype)
+                self.masters[name] = weight = storage.empty(tuple(initial.shape), dtype).copy_(initial)
                 (steady if parameter.vector else decaying).append(weight)
         self._optimizer = adamw(decaying, steady, options)
 

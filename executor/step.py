@@ -30,7 +30,7 @@ from executor.metrics import Clock, StepRecord, gather_rows, peak_memory_bytes
 from executor.optimizer import OptimizerOptions
 from executor.pipeline import Pipeline
 from executor.prepare import Prepared, Preparer, ReadLabels, ReadTokens
-from executor.roads import roads
+from executor.roads import legs, memory_stays, roads
 from executor.safetensors_read import load_weights
 from executor.step_record import step_record
 from executor.switch import Switcher
@@ -47,7 +47,7 @@ class Accumulated:
     home: Holding
     prepared: Prepared
     clock: Clock
-    sent_bytes: tuple[int, ...]  # by this rank, per switch
+    sent_bytes: tuple[int, ...]  # by this rank or, where it pulled them, to it; per switch
 
 
 class Engine:
@@ -67,7 +67,7 @@ class Engine:
         """Agree on the switches and make the initial weights of this rank's home.
 
         Args:
-            timeout_s: limit of every wait inside new groups.
+            timeout_s: limit of every wait inside new groups, and on the other ranks of a node.
             groups: those of other engines of this process, if they know all strategies of the plan.
             compile: the elementwise parts of layers, see executor.kernels.
         """
@@ -90,13 +90,21 @@ class Engine:
             )
             for phase, layout in zip(plan.phases, plan.layouts, strict=True)
         )
-        self._switcher = Switcher(plan.precision, plan.cluster.ranks_per_node, plan.staging_bytes, device)
         self._roads = roads(plan)
-        for source, target in sorted({leg for road in self._roads.values() for leg in pairwise(road)}):
+        switches = legs(self._roads.values())
+        self._switcher = Switcher(
+            plan.precision,
+            plan.cluster.ranks_per_node,
+            plan.staging_bytes,
+            device,
+            timeout_s=timeout_s,
+            keep=memory_stays(plan, switches),
+        )
+        for source, target in switches:
             self._switcher.prepare(plan.route_layouts[source], plan.route_layouts[target])
         self._preparer = Preparer(plan, self._rank, [pipeline.stage for pipeline in self._pipelines])
         self._backbone = Backbone()
-        self.home = Home(plan.home_layout, self._rank, plan.precision, seed, options, device)
+        self.home = Home(plan.home_layout, self._rank, plan.precision, seed, options, self._switcher.storage)
 
     def step(
         self, step: int, mini_batch: MiniBatch, read_tokens: ReadTokens, read_labels: ReadLabels | None = None
@@ -152,9 +160,9 @@ class Engine:
         loss = 0.0
         held = self.home.holding()
         for ends, part in zip(pairwise(prepared.nodes(self._plan)), (*work, None), strict=True):
-            before = sum(self._switcher.sent_bytes.values())
+            before = self._switcher.moved_bytes
             held = self._switched(ends, held)
-            sent_bytes.append(sum(self._switcher.sent_bytes.values()) - before)
+            sent_bytes.append(self._switcher.moved_bytes - before)
             clock.mark()
             if part is not None:
                 self._backbone.adopt(held)

@@ -1,12 +1,14 @@
 """The hot switch: weights and partial gradients go from one layout to the next, inside the step.
 
-What moves where is known before (`exchange`); this file moves it. In every round each rank packs one message per peer
-into a staging buffer, posts them all, makes its local copies while they travel, and unpacks what arrived: weights are
-written, partial gradients added. Nothing is negotiated: sizes and order come from the plan, and all ranks agree on
-them by digest before a switch is used first.
+What moves where is known before (`exchange`); this file moves it. Two roads lead from rank to rank. On a node of CPUs
+each rank copies what it needs straight out of the storage of its peers (`node`). All else travels in messages (`wire`),
+and the copies within the node run while they do. Nothing is negotiated: sizes and order come from the plan, and all
+ranks agree on them by digest before a switch is used first.
 """
 
+from array import array
 from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,38 +16,74 @@ import torch.distributed as dist
 from torch import Tensor
 
 from executor.agreement import agree
-from executor.backbone import Holding, gradient_dtype, weight_dtype
-from executor.exchange import Exchange, Message, Part, Section, Turn, exchange
-from executor.waits import mib, waiting
+from executor.backbone import Holding
+from executor.exchange import Exchange, Lent, Part, Slot, Turn, exchange
+from executor.node import Node
+from executor.storage import Storage
+from executor.waits import mib
+from executor.wire import Wire
 from plans.layout import Layout
 from plans.model import Precision
 
-_MAX_DISTANCES = 32  # one send and one receive each: NCCL hangs on batches of some hundred operations
+Shelves = tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]
+"""Tensors by Shelf."""
+
+_CACHED_BYTES = 2**18
 
 
-@dataclass(frozen=True, slots=True)
-class _Flight:
-    """An operation that was posted."""
+@dataclass(slots=True)
+class _Sources:
+    """What this rank pulls in one switch, in the storage of its peers, as long as that is in the same places."""
 
-    work: dist.Work
-    what: str  # for people, if it fails
-    arrived: tuple[Message, ...]  # what can be unpacked when it has ended
+    notes: dict[int, bytes]
+    tensors: list[list[list[Tensor]]]  # by turn and sum
 
 
 class Switcher:
-    """Runs the switches of a plan on one rank, on the world's group."""
+    """Runs the switches of a plan on one rank, on the world's group. Making it is collective."""
 
-    def __init__(self, precision: Precision, ranks_per_node: int, staging_bytes: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        precision: Precision,
+        ranks_per_node: int,
+        staging_bytes: int,
+        device: torch.device,
+        *,
+        timeout_s: float = 600.0,
+        share: bool = True,
+        keep: bool = True,
+    ) -> None:
+        """Connect the ranks of each node.
+
+        Args:
+            staging_bytes: one chunk, see executor.messages.
+            timeout_s: limit of every wait on the node; those of messages have that of the world's group.
+            share: let ranks of a node read each other's storage, where the machine lets them.
+            keep: keep the memory that a switch used for the next one; else others can have it in between.
+        """
         self._rank = dist.get_rank()
-        self._num_ranks = dist.get_world_size()
         self._precision = precision
-        self._dtypes = gradient_dtype(precision), weight_dtype(precision)
         self._ranks_per_node = ranks_per_node
         self._staging_bytes = staging_bytes
-        self._staging = torch.empty(0, dtype=torch.uint8, device=device)
+        self._keep = keep
+        self.storage = Storage(device)
+        """Of weights and gradients; what is not from here is copied into it before others can read it."""
+        self._wire = Wire(self.storage)
+        self._node = Node.join(self.storage, ranks_per_node, timeout_s) if share else None
         self._exchanges: dict[tuple[Layout, Layout], Exchange] = {}
-        self.sent_bytes: defaultdict[int, int] = defaultdict(int)
-        """By peer, counted from the tensors that left."""
+        self._sources: dict[tuple[Layout, Layout], _Sources] = {}
+        self.pulled_bytes: defaultdict[int, int] = defaultdict(int)
+        """By the peer that had them, counted from the tensors that they came to."""
+
+    @property
+    def sent_bytes(self) -> defaultdict[int, int]:
+        """In messages, by peer, counted from the tensors that left."""
+        return self._wire.sent_bytes
+
+    @property
+    def moved_bytes(self) -> int:
+        """So far, sent by this rank or pulled by it: over all ranks, every byte once."""
+        return sum(self.sent_bytes.values()) + sum(self.pulled_bytes.values())
 
     def prepare(self, source: Layout, target: Layout) -> Exchange:
         """Work out a switch and agree on it; all ranks do so together when they first need it.
@@ -55,11 +93,22 @@ class Switcher:
         """
         found = self._exchanges.get((source, target))
         if found is None:
-            found = exchange(self._rank, source, target, self._ranks_per_node, self._precision, self._staging_bytes)
+            found = exchange(
+                self._rank,
+                source,
+                target,
+                self._ranks_per_node,
+                self._precision,
+                self._staging_bytes,
+                self._node.peers if self._node else (),
+            )
             agree(f"operations of switch {found.name}", found.digest)
             self._exchanges[source, target] = found
+            if self._keep:
+                self._wire.reserve(found.staging_bytes)
         return found
 
+    @torch.no_grad()
     def run(self, source: Layout, target: Layout, old: Holding) -> Holding:
         """Turn a holding under one layout into one under another. Tensors leave `old` as their rounds end.
 
@@ -71,103 +120,112 @@ class Switcher:
         steps = self.prepare(source, target)
         if target.home:
             old.weights.clear()
+        if self._node:
+            self._own(old)
         new = Holding()
-        # Only for this switch: while a phase computes, the room belongs to its activations (plans.memory).
-        self._staging = self._staging.new_empty(steps.staging_bytes)
-        for index, turn in enumerate(steps.turns):
-            self._run_turn(turn, old, new, f"switch {steps.name}, round {index + 1} of {len(steps.turns)}")
-        self._staging = self._staging.new_empty(0)
+        shelves = old.gradients, old.weights, new.gradients, new.weights
+        for before, after in steps.kept:
+            shelves[after.shelf][after.name] = shelves[before.shelf][before.name]
+        for made in steps.made:
+            shelves[made.slot.shelf][made.slot.name] = self.storage.empty(made.shape, made.dtype)
+        sources = self._meet(steps, (source, target), shelves)
+        for number, turn in enumerate(steps.turns):
+            if self._node and number:
+                self._node.meet(b"", _arriving(steps, number))
+            self._run_turn(turn, sources[number], shelves, _where(steps, number))
+        if self._node:  # from here on, nobody reads what this rank had
+            self._node.meet(b"", _leaving(steps))
+        if not self._keep:
+            self._wire.release()
+            self.storage.trim()
         return new
 
-    def _run_turn(self, turn: Turn, old: Holding, new: Holding, where: str) -> None:
-        for message in turn.sends:
-            self._pack(message, old, new)
-        flights = self._post(turn, where)
-        # While the messages travel. What leaves the rank is in the staging buffer by now.
-        _rearrange(turn.gradients, old.gradients, new.gradients, self._dtypes[0], self._staging.device)
-        _rearrange(turn.weights, old.weights, new.weights, self._dtypes[1], self._staging.device)
-        for flight in flights:
-            with waiting(flight.what):
-                flight.work.wait()
-            for message in flight.arrived:  # while the later ones travel
-                self._unpack(message, old, new)
-        _drop(turn.gradients, old.gradients)
-        _drop(turn.weights, old.weights)
+    def _run_turn(self, turn: Turn, sources: Sequence[Sequence[Tensor]], shelves: Shelves, where: str) -> None:
+        for part in turn.zeros:
+            _at(shelves, part).zero_()
 
-    def _post(self, turn: Turn, where: str) -> list[_Flight]:
-        """Start all messages, in an order that all ranks share."""
-        flights = []
-        for first in range(1, self._num_ranks, _MAX_DISTANCES):
-            distances = range(first, first + _MAX_DISTANCES)
-            sends = [m for m in turn.sends if (m.peer - self._rank) % self._num_ranks in distances]
-            receives = [m for m in turn.receives if (self._rank - m.peer) % self._num_ranks in distances]
-            flights += self._post_batch(sends, receives, where)
-        return flights
+        def fill() -> None:
+            for each, lent in zip(turn.sums, sources, strict=True):
+                target = _at(shelves, each.target)
+                own = [] if each.own is None else [_at(shelves, each.own)]
+                _sum([*own, *lent], target, add=each.add)
+                for one in each.lent:
+                    self.pulled_bytes[one.peer] += target.nbytes
 
-    def _post_batch(self, sends: list[Message], receives: list[Message], where: str) -> list[_Flight]:
-        operations = [dist.P2POp(dist.irecv, self._bytes(m), m.peer) for m in receives]
-        operations += [dist.P2POp(dist.isend, self._bytes(m), m.peer) for m in sends]
-        if not operations:
-            return []
-        with waiting(f"posting {len(operations)} messages, {where}"):
-            works = dist.batch_isend_irecv(operations)
-        for operation in operations[len(receives) :]:
-            self.sent_bytes[operation.peer] += operation.tensor.nbytes
-        whats = [f"waiting for {mib(m.num_bytes)} from rank {m.peer}" for m in receives]
-        whats += [f"waiting for rank {m.peer} to take {mib(m.num_bytes)}" for m in sends]
-        arrived: list[tuple[Message, ...]] = [*((m,) for m in receives), *(() for _ in sends)]
-        if len(works) < len(operations):  # NCCL: one work for the batch
-            whats, arrived = ["; ".join(whats)], [tuple(receives)]
-        return [_Flight(*each) for each in zip(works, (f"{what}, {where}" for what in whats), arrived, strict=True)]
+        sends = [_at(shelves, part) for part in turn.sends]
+        receives = [_at(shelves, part) for part in turn.receives]
+        self._wire.run(turn.transfer, sends, receives, where, fill)
+        for slot in turn.dropped:
+            shelves[slot.shelf].pop(slot.name, None)  # home has no gradients to drop
 
-    def _bytes(self, message: Message) -> Tensor:
-        return self._staging[message.start : message.start + message.num_bytes]
+    def _meet(self, steps: Exchange, ends: tuple[Layout, Layout], shelves: Shelves) -> list[list[list[Tensor]]]:
+        """Tell the node where this rank's tensors are, and find what its peers lend: by turn and sum."""
+        if self._node is None:
+            return [[[] for _ in turn.sums] for turn in steps.turns]
+        note = array("q", [self._place(shelves, slot) for slot in steps.slots]).tobytes()
+        notes = self._node.meet(note, _arriving(steps, 0))
+        known = self._sources.get(ends)
+        if known is None or known.notes != notes:
+            places = {peer: array("q", note) for peer, note in notes.items()}
+            found = [
+                [[self._lent(one, places[one.peer]) for one in each.lent] for each in turn.sums] for turn in steps.turns
+            ]
+            self._sources[ends] = known = _Sources(notes, found)
+        return known.tensors
 
-    def _sections(self, message: Message) -> tuple[Tensor, Tensor]:
-        """The gradients and the weights of a message, in the staging buffer."""
-        gradients, weights = self._bytes(message).split((message.gradient_bytes, message.weight_bytes))
-        return gradients.view(self._dtypes[0]), weights.view(self._dtypes[1])
+    def _lent(self, one: Lent, places: Sequence[int]) -> Tensor:
+        assert self._node is not None
+        return self._node.tensor(one.peer, places[one.place], one.shape, one.dtype)[one.where]
 
-    def _pack(self, message: Message, old: Holding, new: Holding) -> None:
-        gradients, weights = self._sections(message)
-        for part in message.gradients:
-            _stretch(gradients, part, source := old.gradients[part.name][part.index]).copy_(source)
-        for part in message.weights:  # masters are cast here
-            held = new.weights if part.relay else old.weights
-            _stretch(weights, part, source := held[part.name].detach()[part.index]).copy_(source)
+    def _own(self, old: Holding) -> None:
+        """Copy into the storage what others made, a caller's first holding for example."""
+        for tensors in (old.gradients, old.weights):
+            for name, tensor in tensors.items():
+                if not self.storage.owns(tensor):
+                    tensors[name] = self.storage.empty(tuple(tensor.shape), tensor.dtype).copy_(tensor)
 
-    def _unpack(self, message: Message, old: Holding, new: Holding) -> None:
-        gradients, weights = self._sections(message)
-        for part in message.gradients:
-            target = (old.gradients if part.relay else new.gradients)[part.name][part.index]
-            arrived = _stretch(gradients, part, target)
-            if part.add:
-                target.add_(arrived)
-            else:
-                target.copy_(arrived)
-        for part in message.weights:
-            target = new.weights[part.name].detach()[part.index]
-            target.copy_(_stretch(weights, part, target))
+    def _place(self, shelves: Shelves, slot: Slot) -> int:
+        tensor = shelves[slot.shelf].get(slot.name)
+        return -1 if tensor is None else self.storage.place_of(tensor)
 
 
-def _rearrange(
-    section: Section, old: dict[str, Tensor], new: dict[str, Tensor], dtype: torch.dtype, device: torch.device
-) -> None:
-    """Keep and make tensors, and copy what stays on this rank."""
-    for name in section.kept:
-        new[name] = old[name]
-    for made in section.made:
-        make = torch.zeros if made.zero else torch.empty
-        new[made.name] = make(made.shape, dtype=dtype, device=device)
-    for copy in section.copies:
-        new[copy.name][copy.target].copy_(old[copy.name].detach()[copy.source])
+def _arriving(steps: Exchange, number: int) -> Callable[[int], str]:
+    return lambda peer: f"{mib(steps.turns[number].pulled_bytes[peer])} from rank {peer}, {_where(steps, number)}"
 
 
-def _drop(section: Section, old: dict[str, Tensor]) -> None:
-    for name in section.dropped:
-        old.pop(name, None)  # home has no gradients to drop
+def _leaving(steps: Exchange) -> Callable[[int], str]:
+    return lambda peer: f"rank {peer} to take {mib(steps.given_bytes[peer])}, switch {steps.name}"
 
 
-def _stretch(section: Tensor, part: Part, like: Tensor) -> Tensor:
-    """The elements of a part in a section, in the shape of its view."""
-    return section[part.first : part.last].view(like.shape)
+def _where(steps: Exchange, number: int) -> str:
+    return f"switch {steps.name}, round {number + 1} of {len(steps.turns)}"
+
+
+def _at(shelves: Shelves, part: Part) -> Tensor:
+    return shelves[part.slot.shelf][part.slot.name][part.where]
+
+
+def _sum(sources: Sequence[Tensor], target: Tensor, *, add: bool) -> None:
+    """Add partial gradients up in their order; one source is copied, and cast where formats differ.
+
+    Where there are more than two terms, the sum of some rows stays in the processor's cache until it is complete.
+    """
+    if len(sources) + add > 2 and target.nbytes > _CACHED_BYTES:
+        rows = max(1, _CACHED_BYTES * target.shape[0] // target.nbytes)
+        for part, *parts in zip(target.split(rows), *(source.split(rows) for source in sources), strict=True):
+            _sum_at_once(parts, part, add=add)
+    else:
+        _sum_at_once(sources, target, add=add)
+
+
+def _sum_at_once(sources: Sequence[Tensor], target: Tensor, *, add: bool) -> None:
+    if add:
+        rest = sources
+    elif len(sources) == 1:
+        target.copy_(sources[0])
+        return
+    else:
+        torch.add(sources[0], sources[1], out=target)
+        rest = sources[2:]
+    for source in rest:
+        target.add_(source)

@@ -25,9 +25,8 @@ from plans.schedule import micro_batches_in_flight
 from plans.strategy import Kind
 from plans.switch import staged_bytes, switch_between
 
-# Large enough for a layer of a 13B model to travel from all pipeline stages at once: with 256 MiB, rounds end while
-# most ranks idle. No activation is alive during a switch, so there is room.
-DEFAULT_STAGING_BYTES = 2**30
+DEFAULT_STAGING_BYTES = 2**26
+"""A chunk, see plans.switch."""
 
 
 class MemoryRule(Record):
@@ -189,12 +188,13 @@ def switch_memory(
     ranks_per_node: int,
     staging_bytes: int,
 ) -> tuple[int, ...]:
-    """Most bytes on every rank during a switch: both layouts at once, staging bounded by the round.
+    """Most bytes on every rank during a switch: both layouts at once, and two chunks of staging per peer at most.
 
     A parameter whose box stays the same keeps its storage (`kept_numels`), so it is there once.
     """
     num_ranks = source.strategy.num_ranks
-    staged = staged_bytes(switch_between(source, target, ranks_per_node), precision, num_ranks, staging_bytes)
+    switch = switch_between(source, target, ranks_per_node)
+    staged = staged_bytes(switch, source.model, precision, num_ranks, staging_bytes)
     # Home has no gradients but those that the step ends with, and its weights are the masters, which stay.
     old = (0,) * num_ranks if source.home else source.numels
     kept_gradients = (0,) * num_ranks if source.home else kept_numels(source, target)

@@ -4,9 +4,9 @@
     phase -> next phase     weights and partial gradients
     last phase -> home      partial gradients only
 
-A *round* is what is staged together, one fused buffer per peer. A parameter begins in one round, and its later hops are
-in the rounds that follow, beside the first hops of other parameters. Rounds keep the staging of every rank under a
-limit; all ranks derive the same rounds from the same routes.
+A parameter begins in one *round*, and its later hops are in the rounds that follow, beside the first hops of other
+parameters. No rank exchanges more in a round than some chunks; all ranks derive the same rounds from the same routes.
+A chunk is what one rank stages for another one at a time.
 """
 
 import math
@@ -28,6 +28,10 @@ Int64s = NDArray[np.int64]
 
 DIRECT_BYTES = 2**20
 """A region of this size is worth a message of its own."""
+
+CHUNKS_PER_ROUND = 16
+"""Few enough that later hops begin early, so many that rounds do not end while most ranks idle: with chunks of 64 MiB,
+a layer of a 13B model travels from all pipeline stages at once."""
 
 
 def direct_bytes(chunk_bytes: int) -> int:
@@ -126,7 +130,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Moves that are staged together."""
+    """Moves that are under way together."""
 
     begins: tuple[str, ...]
     """Parameters whose first hop this is."""
@@ -158,26 +162,27 @@ class Unit(NamedTuple):
 
 
 def divide(switch: Switch, model: ModelSpec, precision: Precision, staging_bytes: int) -> tuple[tuple[Unit, ...], ...]:
-    """The parameters that begin in each round, such that no rank stages more than `staging_bytes` in any round.
+    """The parameters that begin in each round, such that no rank exchanges more than its chunks in any round.
 
-    Sent and received bytes count together. A parameter is never divided, so one whose own traffic is larger has a round
-    to itself. The rounds of the last parameters' later hops come behind these.
+    Sent and received bytes count together. `staging_bytes` is one chunk. A parameter is never divided, so one whose own
+    traffic is larger has a round to itself. The rounds of the last parameters' later hops come behind these.
     """
-    new_UHR, numbers = _staged_by_unit(switch, precision), {unit: i for i, unit in enumerate(switch.columns.units)}
+    new_UHR, numbers = _moved_by_unit(switch, precision), {unit: i for i, unit in enumerate(switch.columns.units)}
     moves = new_UHR.sum(axis=(1, 2)).tolist()
+    round_bytes = CHUNKS_PER_ROUND * staging_bytes
     found: list[tuple[Unit, ...]] = []
     units: list[Unit] = []
-    staged_HR = np.zeros(new_UHR.shape[1:], dtype=np.int64)  # in this round and the next ones
+    moved_HR = np.zeros(new_UHR.shape[1:], dtype=np.int64)  # in this round and the next ones
     for unit in _interleaved(switch, model):
         number = numbers.get(unit[:2])
         if number is not None and moves[number]:  # else nothing of it leaves a rank
             new_HR = new_UHR[number]
-            while ((staged_HR + new_HR > staging_bytes) & (staged_HR > 0) & (new_HR > 0)).any():
+            while ((moved_HR + new_HR > round_bytes) & (moved_HR > 0) & (new_HR > 0)).any():
                 found.append(tuple(units))
                 units = []
-                staged_HR[:-1] = staged_HR[1:]
-                staged_HR[-1] = 0
-            staged_HR += new_HR
+                moved_HR[:-1] = moved_HR[1:]
+                moved_HR[-1] = 0
+            moved_HR += new_HR
         units.append(unit)
     return (*found, tuple(units))
 
@@ -202,7 +207,7 @@ def rounds(switch: Switch, model: ModelSpec, precision: Precision, staging_bytes
     return tuple(found)
 
 
-def _staged_by_unit(switch: Switch, precision: Precision) -> Int64s:
+def _moved_by_unit(switch: Switch, precision: Precision) -> Int64s:
     """`[unit, hop, rank]` bytes that a rank sends and receives for one layer of the unit's run."""
     columns = switch.columns
     num_ranks = columns.num_ranks
@@ -238,17 +243,26 @@ def _by_parameter(routes: tuple[Route, ...]) -> defaultdict[tuple[str, int], lis
     return moves
 
 
-def staged_bytes(switch: Switch, precision: Precision, num_ranks: int, limit: int) -> tuple[int, ...]:
-    """Most bytes that each rank stages in a round, sent and received together, when rounds keep to `limit`.
+def staged_bytes(
+    switch: Switch, model: ModelSpec, precision: Precision, num_ranks: int, chunk_bytes: int
+) -> tuple[int, ...]:
+    """Most bytes that each rank has in its staging buffer: a chunk from and one to every peer, if so much is staged.
 
-    Never more than the rank exchanges at all; more than the limit where a single parameter needs it.
+    What is large, contiguous, in the format of the wire and not added to goes straight from and into its place.
     """
-    whole = [0] * num_ranks
-    for (source, target), num_bytes in switch.bytes_by_pair(precision).items():
-        whole[source] += num_bytes
-        whole[target] += num_bytes
-    most = [limit] * num_ranks
-    largest_R = _staged_by_unit(switch, precision).max(axis=(0, 1), initial=0).tolist()
-    for rank, num_bytes in enumerate(largest_R):
-        most[rank] = max(most[rank], num_bytes)
-    return tuple(map(min, whole, most))
+    columns, sent = switch.columns, switch.columns.remote
+    split = {parameter.name: parameter.split for parameter in model.parameters}
+    by_columns = np.array([split[name] == "cols" for name, _ in columns.units], dtype=np.bool_)
+    layer_bytes = columns.layer_bytes(precision)
+    together = (layer_bytes < direct_bytes(chunk_bytes)) | by_columns[columns.unit]
+    cast = (
+        not switch.gradients and precision.weight_bytes != precision.gradient_bytes
+    )  # masters, on their way from home
+    limit = max(chunk_bytes, *(parameter.cols * precision.gradient_bytes for parameter in model.parameters))
+    totals = np.zeros(num_ranks, dtype=np.int64)
+    pairs = columns.source * num_ranks + columns.target
+    for end, staged in ((0, together | (cast & ~columns.gradient)), (1, together | columns.gradient)):
+        some = sent & staged
+        of_pair = np.bincount(pairs[some], (layer_bytes * columns.layers)[some], minlength=num_ranks**2)
+        totals += np.minimum(of_pair.astype(np.int64), limit).reshape(num_ranks, num_ranks).sum(axis=1 - end)
+    return tuple(totals.tolist())

@@ -9,7 +9,7 @@ from costmodel.switch import SwitchMachine, switch_s
 from plans.layout import Layout, home_layout, layout
 from plans.model import Precision
 from plans.strategy import Strategy
-from plans.switch import rounds, switch_between
+from plans.switch import CHUNKS_PER_ROUND, rounds, switch_between
 from tests.costmodel.made_profiles import made_cluster, made_model, made_profile
 
 MODEL = made_model()
@@ -48,7 +48,7 @@ def test_two_ranks_that_divide_their_matrices_are_priced_by_hand() -> None:
 def test_every_round_waits_for_its_busiest_link() -> None:
     """Totals over the whole switch hide that the ranks of different stages are not busy in the same round."""
     source, target = phase("pp2"), phase("dp2")
-    found = rounds(switch_between(source, target, 2), MODEL, Precision.fp32, 100)
+    found = rounds(switch_between(source, target, 2), MODEL, Precision.fp32, 6)
     assert len(found) > 3
     busiest = 0
     for one in found:
@@ -59,7 +59,7 @@ def test_every_round_waits_for_its_busiest_link() -> None:
         busiest += max(sent.values(), default=0)
     sizes = [n * 4 for n in source.numels]
     expected = busiest / 1e9 + sum(sizes) / 1e9 + len(found) * 1e-6
-    assert seconds(source, target, ranks_per_node=2, staging_bytes=100) == pytest.approx(expected)
+    assert seconds(source, target, ranks_per_node=2, staging_bytes=6) == pytest.approx(expected)
     assert busiest > max(sizes)
 
 
@@ -100,7 +100,7 @@ def test_small_staging_costs_a_latency_a_round() -> None:
     """Each round is another message to every peer."""
     source, target = phase("dp2"), phase("tp2")
     staged = max(sum(n for pair, n in _pairs(source, target).items() if rank in pair) for rank in (0, 1))
-    assert seconds(source, target, ranks_per_node=2, staging_bytes=staged // 3) - seconds(
+    assert seconds(source, target, ranks_per_node=2, staging_bytes=staged // 3 // CHUNKS_PER_ROUND) - seconds(
         source, target, ranks_per_node=2, staging_bytes=staged
     ) == pytest.approx(3e-6)
 

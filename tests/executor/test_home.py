@@ -6,6 +6,7 @@ import torch
 from executor.backbone import Holding, weight_dtype
 from executor.home import Home
 from executor.optimizer import OptimizerOptions
+from executor.storage import Storage
 from plans.layout import home_layout, layout
 from plans.memory import shared_numels
 from plans.model import Precision
@@ -18,7 +19,7 @@ from tests.executor.tiny import MODEL
 def test_masters_are_lent_where_the_memory_model_counts_on_it(strategy: str, precision: Precision) -> None:
     """Whatever way the weights of a phase came to a rank, a second copy of a master must not stay beside it."""
     phase, at_home = layout(MODEL, Strategy.parse(strategy)), home_layout(MODEL, Strategy.parse("tp2"))
-    home = Home(at_home, 0, precision, seed=0, options=OptimizerOptions(), device=torch.device("cpu"))
+    home = Home(at_home, 0, precision, seed=0, options=OptimizerOptions(), storage=Storage(torch.device("cpu")))
     weights = {
         name: torch.zeros(home.masters[name].shape if home.boxes.get(name) == box else 1, dtype=weight_dtype(precision))
         for name, box in phase.boxes[0].items()

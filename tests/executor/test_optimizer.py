@@ -7,6 +7,7 @@ import torch
 
 from executor.home import Home
 from executor.optimizer import OptimizerOptions
+from executor.storage import Storage
 from plans.errors import InputError
 from plans.layout import home_layout
 from plans.model import Precision
@@ -66,7 +67,7 @@ def test_matrices_decay_and_vectors_do_not() -> None:
     """With gradients of zero all that moves a weight is its decay; the embedding and the head are matrices."""
     options = OptimizerOptions(lr=0.5, weight_decay=0.1)
     layout = home_layout(MODEL, Strategy.parse("dp1"))
-    home = Home(layout, 0, Precision.fp32, 0, options, torch.device("cpu"))
+    home = Home(layout, 0, Precision.fp32, 0, options, Storage(torch.device("cpu")))
     before = {name: master.clone() for name, master in home.masters.items()}
     home.step({name: torch.zeros_like(master) for name, master in home.masters.items()}, 0.0, 1)
     for name, master in home.masters.items():

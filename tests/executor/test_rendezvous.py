@@ -113,7 +113,7 @@ def record(rank: int, world_size: int, plans: Sequence[Plan]) -> list[list[Batch
 
 
 PLANS = [
-    make_plan(MODEL, phases(*chosen), home=home, max_tokens=max_tokens, staging_bytes=2**14)
+    make_plan(MODEL, phases(*chosen), home=home, max_tokens=max_tokens, staging_bytes=2**10, nodes=4)
     for max_tokens in (19, 40)
     for chosen, home in (
         (("pp4", "dp2tp2"), "dp4"),

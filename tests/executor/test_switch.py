@@ -12,6 +12,7 @@ from torch import Tensor
 from executor.backbone import Backbone, Holding, gradient_dtype, weight_dtype
 from executor.local import RankError as LocalRankError
 from executor.local import Tell, run_local
+from executor.storage import Storage
 from executor.switch import Switcher
 from plans.layout import Layout, home_layout, layout
 from plans.model import ModelSpec, Precision
@@ -29,7 +30,9 @@ PAIRS = (
     *((strategy, HOME) for strategy in (*STRATEGIES, UNEQUAL)),
 )
 RANKS_PER_NODE = 2
-SMALL_STAGING = 1500  # bytes: less than the embedding alone, so every switch takes several rounds
+SMALL_STAGING = 800  # bytes: sixteen of it are a part of what moves, so every switch takes several rounds
+CPU = torch.device("cpu")
+PLAIN = Storage(CPU)
 
 # Nothing divides evenly: 5 layers over 4 and 2 stages, 35 rows and 22 columns over tp 4 and 2.
 MODEL = ModelSpec(
@@ -47,7 +50,8 @@ class Outcome:
     moved_storage: tuple[str, ...]  # of tensors whose box is the same before and after
     before: dict[str, Tensor]  # partial gradients
     after: dict[str, Tensor]
-    sent_bytes: dict[int, int]
+    sent_bytes: dict[int, int]  # in messages, by peer
+    pulled_bytes: dict[int, int]  # by the peer that had them
     num_rounds: int
 
 
@@ -56,7 +60,7 @@ def place(text: str) -> Layout:
     return home_layout(MODEL, Strategy.parse("tp2pp2")) if text == HOME else layout(MODEL, Strategy.parse(text))
 
 
-def holding(at: Layout, rank: int, precision: Precision) -> Holding:
+def holding(at: Layout, rank: int, precision: Precision, storage: Storage = PLAIN) -> Holding:
     """Weights of the story and partial sums that are whole numbers, other ones on every rank.
 
     Masters are in the gradients' format, and home has no gradients yet.
@@ -69,16 +73,21 @@ def holding(at: Layout, rank: int, precision: Precision) -> Holding:
         name: torch.randint(-99, 99, weight.shape, generator=generator).to(gradient_dtype(precision))
         for name, weight in weights.items()
     }
-    return Holding(weights, {} if at.home else gradients)
+    return Holding(placed(weights, storage), {} if at.home else placed(gradients, storage))
 
 
-def run_pairs(rank: int, world_size: int, precision: Precision, staging_bytes: int) -> list[Outcome]:
-    switcher = Switcher(precision, RANKS_PER_NODE, staging_bytes, torch.device("cpu"))
+def placed(tensors: dict[str, Tensor], storage: Storage) -> dict[str, Tensor]:
+    """In a storage, where the other ranks of the node can read them."""
+    return {name: storage.empty(tuple(t.shape), t.dtype).copy_(t) for name, t in tensors.items()}
+
+
+def run_pairs(rank: int, world_size: int, precision: Precision, staging_bytes: int, share: bool) -> list[Outcome]:
+    switcher = Switcher(precision, RANKS_PER_NODE, staging_bytes, CPU, share=share)
     return [run_pair(switcher, rank, precision, place(source), place(target)) for source, target in PAIRS]
 
 
 def run_pair(switcher: Switcher, rank: int, precision: Precision, source: Layout, target: Layout) -> Outcome:
-    old = holding(source, rank, precision)
+    old = holding(source, rank, precision, switcher.storage)
     before = {name: gradient.clone() for name, gradient in old.gradients.items()}
     same = [name for name, box in source.boxes[rank].items() if target.boxes[rank].get(name) == box]
     masters_fit = gradient_dtype(precision) == weight_dtype(precision)
@@ -88,6 +97,7 @@ def run_pair(switcher: Switcher, rank: int, precision: Precision, source: Layout
     if not source.home:
         pointers |= {("gradient", name): old.gradients[name].data_ptr() for name in same}
     switcher.sent_bytes.clear()
+    switcher.pulled_bytes.clear()
     new = switcher.run(source, target, old)
     assert not old.weights or source.home, "a switch leaves no weights behind"
     assert not old.gradients, "a switch leaves no gradients behind"
@@ -100,16 +110,17 @@ def run_pair(switcher: Switcher, rank: int, precision: Precision, source: Layout
         before=before,
         after=new.gradients,
         sent_bytes=dict(switcher.sent_bytes),
+        pulled_bytes=dict(switcher.pulled_bytes),
         num_rounds=len(switcher.prepare(source, target).turns),
     )
 
 
 @pytest.fixture(scope="module")
 def outcomes() -> dict[Key, list[Outcome]]:
-    """What every rank saw: fp64 with a staging that forces many rounds, bf16 with one that takes one."""
+    """What every rank saw: fp64 in messages and many rounds, bf16 in one round a hop, inside nodes in shared memory."""
     found: dict[Key, list[Outcome]] = {}
-    for precision, staging_bytes in ((Precision.fp64, SMALL_STAGING), (Precision.bf16, 2**20)):
-        by_rank = run_ranks(4, run_pairs, precision, staging_bytes)
+    for precision, staging_bytes, share in ((Precision.fp64, SMALL_STAGING, False), (Precision.bf16, 2**20, True)):
+        by_rank = run_ranks(4, run_pairs, precision, staging_bytes, share)
         found |= {(precision, *pair): list(ranks) for pair, *ranks in zip(PAIRS, *by_rank, strict=True)}
     return found
 
@@ -136,8 +147,14 @@ def test_a_switch_sends_the_bytes_that_are_priced(
 ) -> None:
     """What is priced is what is sent: else plans are chosen by wrong prices."""
     priced = switch_between(place(source), place(target), RANKS_PER_NODE).bytes_by_pair(precision)
-    ranks = outcomes[precision, source, target]
-    assert {(rank, peer): n for rank, outcome in enumerate(ranks) for peer, n in outcome.sent_bytes.items()} == priced
+    sent: dict[tuple[int, int], int] = {}
+    pulled: dict[tuple[int, int], int] = {}
+    for rank, outcome in enumerate(outcomes[precision, source, target]):
+        sent |= {(rank, peer): n for peer, n in outcome.sent_bytes.items()}
+        pulled |= {(peer, rank): n for peer, n in outcome.pulled_bytes.items()}
+    assert sent | pulled == priced
+    inside = {pair for pair in priced if pair[0] // RANKS_PER_NODE == pair[1] // RANKS_PER_NODE}
+    assert set(pulled) == (inside if precision is Precision.bf16 else set())
 
 
 def test_a_small_staging_takes_several_rounds(outcomes: dict[Key, list[Outcome]]) -> None:
@@ -154,9 +171,11 @@ def test_what_stays_is_not_copied(outcomes: dict[Key, list[Outcome]]) -> None:
     } == {}
 
 
-def go_round(rank: int, world_size: int, precision: Precision, staging_bytes: int) -> list[tuple[str, str, str]]:
+def go_round(
+    rank: int, world_size: int, precision: Precision, staging_bytes: int, share: bool
+) -> list[tuple[str, str, str]]:
     """Every cycle of three strategies; returns those that end with other bytes than they began with."""
-    switcher = Switcher(precision, RANKS_PER_NODE, staging_bytes, torch.device("cpu"))
+    switcher = Switcher(precision, world_size, staging_bytes, CPU, share=share)
     layouts = {strategy: place(strategy) for strategy in STRATEGIES}
     broken = []
     for triple in (t for t in permutations(STRATEGIES, 3) if t[0] == min(t)):
@@ -170,18 +189,20 @@ def go_round(rank: int, world_size: int, precision: Precision, staging_bytes: in
     return broken
 
 
-@pytest.mark.parametrize(("precision", "staging_bytes"), [(Precision.fp32, 2**20), (Precision.bf16, SMALL_STAGING)])
-def test_three_switches_and_back_return_the_same_bytes(precision: Precision, staging_bytes: int) -> None:
+@pytest.mark.parametrize(
+    ("precision", "staging_bytes", "share"), [(Precision.fp32, 2**20, True), (Precision.bf16, SMALL_STAGING, False)]
+)
+def test_three_switches_and_back_return_the_same_bytes(precision: Precision, staging_bytes: int, share: bool) -> None:
     """Weights survive any number of switches: rounding happens only where masters are cast."""
-    assert run_ranks(4, go_round, precision, staging_bytes) == [[]] * 4
+    assert run_ranks(4, go_round, precision, staging_bytes, share) == [[]] * 4
 
 
 def accumulate_ones(rank: int, world_size: int) -> tuple[float, float, bool]:
     """257 backward passes with gradient 1 in bf16, a switch after 100 of them; the sums, and whether storage stayed."""
     first, second = place("dp2"), place("pp2")
-    switcher = Switcher(Precision.bf16, 2, 2**20, torch.device("cpu"))
+    switcher = Switcher(Precision.bf16, 2, 2**20, CPU)
     backbone = Backbone()
-    backbone.adopt(holding(first, 0, Precision.bf16))
+    backbone.adopt(holding(first, 0, Precision.bf16, switcher.storage))
     for gradient in backbone.gradients.values():
         gradient.zero_()
 
@@ -209,7 +230,7 @@ def test_257_ones_are_257_in_bf16_across_a_switch_that_copies_nothing() -> None:
 
 def be_late(tell: Tell) -> None:
     rank = dist.get_rank()
-    switcher = Switcher(Precision.fp32, RANKS_PER_NODE, 2**20, torch.device("cpu"))
+    switcher = Switcher(Precision.fp32, RANKS_PER_NODE, 2**20, CPU, timeout_s=2)
     source, target = place("dp4"), place("tp2pp2")
     switcher.prepare(source, target)
     if rank == 1:
@@ -227,7 +248,7 @@ def test_a_silent_peer_ends_the_switch_with_a_message_that_names_it() -> None:
 
 
 def disagree(rank: int, world_size: int) -> None:
-    switcher = Switcher(Precision.fp32, RANKS_PER_NODE, 2**20 if rank else SMALL_STAGING, torch.device("cpu"))
+    switcher = Switcher(Precision.fp32, RANKS_PER_NODE, 2**20 if rank else SMALL_STAGING, CPU)
     switcher.prepare(place("dp4"), place("tp4"))
 
 

@@ -15,6 +15,7 @@ from executor.home import Home
 from executor.metrics import gather_rows
 from executor.optimizer import OptimizerOptions
 from executor.step import Engine
+from executor.storage import Storage
 from executor.world import backend_of, expand_segments, join_world, take_device
 from plans.corpus import open_corpus
 from plans.errors import InputError
@@ -68,7 +69,7 @@ def agree_beside_an_accelerator(rank: int, world_size: int, folder: Path) -> Non
     with pytest.raises(InputError, match=r"plans: ranks \[1\] have another one than rank 0"):
         agree("plans", f"ab1{rank}")
 
-    home = Home(PLAN.home_layout, rank, PLAN.precision, 0, OptimizerOptions(), CPU)
+    home = Home(PLAN.home_layout, rank, PLAN.precision, 0, OptimizerOptions(), Storage(CPU))
     batches = MiniBatches(open_corpus([folder / "corpus.txt"]), PLAN.data, seed=0)
     progress = Progress.of(PLAN, home, batches, 3)
     saved = save_checkpoint(folder / "checkpoints", home, progress)

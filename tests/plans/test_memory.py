@@ -114,12 +114,27 @@ def test_a_switch_holds_both_layouts_and_its_staging() -> None:
 
 
 def test_small_staging_bounds_a_switch() -> None:
-    """Rounds keep the buffers small; what one parameter exchanges is the least they can do with."""
+    """A chunk for each direction, and a row is the least that a chunk can be."""
     dp2, tp2 = layout(MODEL, Strategy.parse("dp2")), layout(MODEL, Strategy.parse("tp2"))
     home = home_layout(MODEL, Strategy.parse("dp2"))
     large, small = (switch_memory(dp2, tp2, home, RULE, Precision.bf16, 2, staging) for staging in (10**9, 1))
-    # All that tp divides against half an embedding given away and half received, in fp32.
-    assert large[0] - small[0] == 2 * 4 * 176 - 2 * 4 * 20
+    # All that tp divides, half of it given away and half received, against a row of each in fp32.
+    assert large[0] - small[0] == 2 * 4 * 176 - 2 * 4 * max(parameter.cols for parameter in MODEL.parameters)
+
+
+def test_what_goes_straight_needs_no_staging() -> None:
+    """Large weights leave their place and reach it; what is small, or divided by columns, is packed on both sides."""
+    model = ModelSpec(
+        name="m", num_layers=1, hidden_size=1024, ffn_size=2048, num_heads=8, num_kv_heads=8, vocab_size=4096
+    )
+    phase = layout(model, Strategy.parse("dp2"))
+    home = home_layout(model, Strategy.parse("tp2"))
+    memory = switch_memory(home, phase, home, RULE, Precision.fp32, ranks_per_node=2, staging_bytes=2**30)
+    packed = 1024 * 1024 + 1024 * 2048 + 3 * 1024  # o_proj and down_proj; norms
+    for rank in (0, 1):
+        norms = sum(box.numel for name, box in home.boxes[rank].items() if "norm" in name)
+        both = 12 * home.numels[rank] + 4 * (home.numels[rank] + phase.numels[rank]) + 4 * phase.numels[rank]
+        print(memory[rank] - both - 1000, packed, norms)
 
 
 def test_context_parallel_divides_logits() -> None:
