@@ -8,6 +8,8 @@ from executor.data import MiniBatch, MiniBatches
 from executor.evaluation import Evaluation
 from executor.metrics import StepRecord
 from executor.optimizer import OptimizerOptions
+from executor.reshard import reshard
+from executor.shard_spec import ShardSpec
 from executor.step import Engine
 
 __all__ = [
@@ -17,9 +19,11 @@ __all__ = [
     "MiniBatches",
     "OptimizerOptions",
     "Progress",
+    "ShardSpec",
     "StepRecord",
     "find_checkpoint",
     "load_checkpoint",
     "open_checkpoint",
+    "reshard",
     "save_checkpoint",
 ]
