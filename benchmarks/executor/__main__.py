@@ -10,6 +10,7 @@ from benchmarks.executor.pairs import PAIRS, Pair, run_pair
 from benchmarks.executor.race import Race
 from benchmarks.executor.ranks import on_ranks
 from benchmarks.executor.work import Work, standard_library
+from benchmarks.rows import Row, write_rows
 from hotspa.reports import console
 from plans.model import ModelSpec, Precision
 
@@ -25,33 +26,61 @@ SPEC = ModelSpec(
 )
 MAX_TOKENS = 512  # of a packed row, and of a document
 SEQUENCES = 16  # of a mini_batch
+QUICK_SPEC = ModelSpec(
+    name="llama-4m",
+    num_layers=2,
+    hidden_size=256,
+    ffn_size=704,
+    num_heads=4,
+    num_kv_heads=4,
+    vocab_size=SPEC.vocab_size,
+)
+QUICK_ROUNDS = 5
+GOAL = 1.0  # our tokens/s over the other side's
 
 
 def main(
     rounds: Annotated[int, typer.Option(min=1, help="Timed steps of each side of each race.")] = 7,
     only: Annotated[str, typer.Option(help="Races whose name contains this, such as dp2 or DDP.")] = "",
+    quick: Annotated[bool, typer.Option(help="A small model, few rounds, fp32: does it run?")] = False,
+    json: Annotated[Path | None, typer.Option(help="Where the rows go as JSON.")] = None,
 ) -> None:
     """Time the executor and other ways to train, side by side."""
-    work = standard_library(FOLDER, vocab_size=SPEC.vocab_size, max_tokens=MAX_TOKENS, sequences=SEQUENCES)
-    rows = []
+    spec, precisions = (QUICK_SPEC, [Precision.fp32]) if quick else (SPEC, [Precision.fp32, Precision.bf16])
+    work = standard_library(FOLDER, vocab_size=spec.vocab_size, max_tokens=MAX_TOKENS, sequences=SEQUENCES)
+    races = []
     for pair in PAIRS:
         if only not in pair.name:
             continue
         if pair.missing:
             console().print(f"{pair.name}: skipped, since {pair.needs} is not installed")
             continue
-        for precision in (Precision.fp32, Precision.bf16):
-            rows.append((pair, precision, _raced(pair, precision, work, rounds)))
-    show(rows)
+        for precision in precisions:
+            races.append((pair, precision, _raced(pair, spec, precision, work, QUICK_ROUNDS if quick else rounds)))
+    show(races)
+    if json is not None:
+        write_rows(json, [_row(*race) for race in races])
 
 
-def _raced(pair: Pair, precision: Precision, work: Work, rounds: int) -> Race:
+def _raced(pair: Pair, spec: ModelSpec, precision: Precision, work: Work, rounds: int) -> Race:
     """In processes of their own."""
     found = FOLDER / "race.json"
-    on_ranks(pair.num_ranks, run_pair, PAIRS.index(pair), SPEC, precision, work, rounds, found)
+    on_ranks(pair.num_ranks, run_pair, PAIRS.index(pair), spec, precision, work, rounds, found)
     result = Race.read(found)
     console().print(f"{pair.name}, {precision}: {result.summary()}")
     return result
+
+
+def _row(pair: Pair, precision: Precision, result: Race) -> Row:
+    ours, other = result.tokens_per_s
+    return Row(
+        name=f"{pair.name}, {precision}",
+        ours=ours,
+        reference=other,
+        unit="tokens/s",
+        ratio=statistics.median(result.wall_ratios),
+        goal=GOAL,
+    )
 
 
 def show(rows: list[tuple[Pair, Precision, Race]]) -> None:
