@@ -11,7 +11,7 @@ import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import Flag, IntEnum
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -21,9 +21,17 @@ from executor.backbone import gradient_dtype, index_of, shape_of, vectors, weigh
 from executor.messages import Region, Transfer, transfer
 from plans.layout import Box, Layout
 from plans.model import Precision
-from plans.switch import Move, Round, rounds, switch_between
+from plans.switch import Move, Round, Switch, rounds, switch_between
 
 Index = tuple[slice, ...]
+
+
+class Cargo(Flag):
+    """What a switch moves, where the layouts call for it."""
+
+    WEIGHTS = 1
+    GRADIENTS = 2
+    ALL = WEIGHTS | GRADIENTS
 
 
 class Shelf(IntEnum):
@@ -116,15 +124,21 @@ def exchange(
     precision: Precision,
     staging_bytes: int,
     sharing: Container[int] = (),
+    cargo: Cargo = Cargo.ALL,
 ) -> Exchange:
     """The part of `rank` in the switch from `source` to `target`.
 
     Args:
         sharing: ranks whose storage it reads, and which read its own.
+        cargo: the rest stays in the old tensors.
     """
-    switch = switch_between(source, target, ranks_per_node)
+    whole = switch_between(source, target, ranks_per_node)
+    switch = Switch(
+        weights=whole.weights if Cargo.WEIGHTS in cargo else (),
+        gradients=whole.gradients if Cargo.GRADIENTS in cargo else (),
+    )
     all_rounds = rounds(switch, source.model, precision, staging_bytes)
-    worker = _Worker(rank, source, target, precision, all_rounds, sharing)
+    worker = _Worker(rank, source, target, precision, all_rounds, sharing, cargo)
     turns = tuple(worker.turn(number, staging_bytes) for number in range(len(all_rounds)))
     return Exchange(
         name=f"{layout_name(source)} -> {layout_name(target)}",
@@ -134,7 +148,7 @@ def exchange(
         slots=tuple(_slots(source, target, rank)),
         given_bytes=worker.given_bytes(),
         staging_bytes=max(turn.transfer.staging_bytes for turn in turns),
-        digest=_digest(all_rounds, precision),
+        digest=_digest(all_rounds, precision, cargo),
     )
 
 
@@ -160,6 +174,7 @@ class _Worker:
         precision: Precision,
         all_rounds: Sequence[Round],
         sharing: Container[int],
+        cargo: Cargo,
     ) -> None:
         self._rank, self._sharing, self._rounds = rank, sharing, all_rounds
         self._source, self._target = source, target
@@ -169,9 +184,10 @@ class _Worker:
         self._dtypes = gradients, gradients if source.home else weights, gradients, weights  # by shelf
         same = {name for name, box in self._old.items() if self._new.get(name) == box}
         masters_fit = precision.weight_bytes == precision.gradient_bytes  # home's masters can serve as weights
-        self._moves_weights = not target.home
+        self._moves_weights = Cargo.WEIGHTS in cargo and not target.home
+        self._moves_gradients = Cargo.GRADIENTS in cargo
         self._weights_stay = same if self._moves_weights and (masters_fit or not source.home) else set()
-        self._gradients_stay = set() if source.home else same
+        self._gradients_stay = same if self._moves_gradients and not source.home else set()
         self._written = self._first_gradients()
         self._written_boxes: defaultdict[str, list[Box]] = defaultdict(list)
         for _, move in self._written:
@@ -188,7 +204,7 @@ class _Worker:
     def made(self) -> Iterator[Made]:
         for name, box in self._new.items():
             shape = self._shape(name, box)
-            if name not in self._gradients_stay:
+            if self._moves_gradients and name not in self._gradients_stay:
                 yield Made(Slot(Shelf.NEW_GRADIENTS, name), shape, self._dtypes[Shelf.NEW_GRADIENTS])
             if self._moves_weights and name not in self._weights_stay:
                 yield Made(Slot(Shelf.NEW_WEIGHTS, name), shape, self._dtypes[Shelf.NEW_WEIGHTS])
@@ -221,8 +237,11 @@ class _Worker:
                 Slot(shelf, name)
                 for name in each.ends
                 if name in self._old
-                for shelf in (Shelf.OLD_GRADIENTS, Shelf.OLD_WEIGHTS)
-                if shelf == Shelf.OLD_GRADIENTS or self._moves_weights
+                for shelf, moves in (
+                    (Shelf.OLD_GRADIENTS, self._moves_gradients),
+                    (Shelf.OLD_WEIGHTS, self._moves_weights),
+                )
+                if moves
             ),
         )
 
@@ -317,7 +336,7 @@ class _Worker:
         return found
 
     def _zeros(self, each: Round) -> Iterator[Part]:
-        for name in each.begins:
+        for name in each.begins if self._moves_gradients else ():
             if name in self._new and name not in self._gradients_stay:
                 for gap in _gaps(self._new[name], self._written_boxes[name]):
                     yield self._part_of(Shelf.NEW_GRADIENTS, name, gap)
@@ -351,9 +370,9 @@ def _gaps(whole: Box, filled: Sequence[Box]) -> Iterator[Box]:
             yield Box(row0, row1, col, whole.col1)
 
 
-def _digest(all_rounds: Sequence[Round], precision: Precision) -> str:
+def _digest(all_rounds: Sequence[Round], precision: Precision, cargo: Cargo) -> str:
     """Of every operation in order: round, ranks, bytes, and the boxes inside."""
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(f"{cargo.value};".encode())
     for index, each in enumerate(all_rounds):
         for what, moves in ((precision.gradient_bytes, each.gradients), (precision.weight_bytes, each.weights)):
             for move in moves:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from executor.agreement import agree
 from executor.backbone import Holding
-from executor.exchange import Exchange, Lent, Part, Slot, Turn, exchange
+from executor.exchange import Cargo, Exchange, Lent, Part, Slot, Turn, exchange
 from executor.node import Node
 from executor.storage import Storage
 from executor.waits import mib
@@ -27,6 +27,8 @@ from plans.model import Precision
 
 Shelves = tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]
 """Tensors by Shelf."""
+
+_Ends = tuple[Layout, Layout, Cargo]
 
 _CACHED_BYTES = 2**18
 
@@ -70,8 +72,8 @@ class Switcher:
         """Of weights and gradients; what is not from here is copied into it before others can read it."""
         self._wire = Wire(self.storage)
         self._node = Node.join(self.storage, ranks_per_node, timeout_s) if share else None
-        self._exchanges: dict[tuple[Layout, Layout], Exchange] = {}
-        self._sources: dict[tuple[Layout, Layout], _Sources] = {}
+        self._exchanges: dict[_Ends, Exchange] = {}
+        self._sources: dict[_Ends, _Sources] = {}
         self.pulled_bytes: defaultdict[int, int] = defaultdict(int)
         """By the peer that had them, counted from the tensors that they came to."""
 
@@ -85,13 +87,13 @@ class Switcher:
         """So far, sent by this rank or pulled by it: over all ranks, every byte once."""
         return sum(self.sent_bytes.values()) + sum(self.pulled_bytes.values())
 
-    def prepare(self, source: Layout, target: Layout) -> Exchange:
+    def prepare(self, source: Layout, target: Layout, cargo: Cargo = Cargo.ALL) -> Exchange:
         """Work out a switch and agree on it; all ranks do so together when they first need it.
 
         Raises:
             InputError: another rank would send something else.
         """
-        found = self._exchanges.get((source, target))
+        found = self._exchanges.get((source, target, cargo))
         if found is None:
             found = exchange(
                 self._rank,
@@ -101,34 +103,36 @@ class Switcher:
                 self._precision,
                 self._staging_bytes,
                 self._node.peers if self._node else (),
+                cargo,
             )
             agree(f"operations of switch {found.name}", found.digest)
-            self._exchanges[source, target] = found
+            self._exchanges[source, target, cargo] = found
             if self._keep:
                 self._wire.reserve(found.staging_bytes)
         return found
 
     @torch.no_grad()
-    def run(self, source: Layout, target: Layout, old: Holding) -> Holding:
+    def run(self, source: Layout, target: Layout, old: Holding, cargo: Cargo = Cargo.ALL) -> Holding:
         """Turn a holding under one layout into one under another. Tensors leave `old` as their rounds end.
 
         The weights at home are the masters, which the phase may share but never writes. Weights do not return to home.
+        What is not `cargo` stays in `old`, and the result has none of it.
 
         Raises:
             WaitError: a peer failed, or was silent for longer than the limit.
         """
-        steps = self.prepare(source, target)
-        if target.home:
+        steps = self.prepare(source, target, cargo)
+        if target.home and Cargo.WEIGHTS in cargo:
             old.weights.clear()
         if self._node:
-            self._own(old)
+            self._own(old, cargo)
         new = Holding()
         shelves = old.gradients, old.weights, new.gradients, new.weights
         for before, after in steps.kept:
             shelves[after.shelf][after.name] = shelves[before.shelf][before.name]
         for made in steps.made:
             shelves[made.slot.shelf][made.slot.name] = self.storage.empty(made.shape, made.dtype)
-        sources = self._meet(steps, (source, target), shelves)
+        sources = self._meet(steps, (source, target, cargo), shelves)
         for number, turn in enumerate(steps.turns):
             if self._node and number:
                 self._node.meet(b"", _arriving(steps, number))
@@ -158,7 +162,7 @@ class Switcher:
         for slot in turn.dropped:
             shelves[slot.shelf].pop(slot.name, None)  # home has no gradients to drop
 
-    def _meet(self, steps: Exchange, ends: tuple[Layout, Layout], shelves: Shelves) -> list[list[list[Tensor]]]:
+    def _meet(self, steps: Exchange, ends: _Ends, shelves: Shelves) -> list[list[list[Tensor]]]:
         """Tell the node where this rank's tensors are, and find what its peers lend: by turn and sum."""
         if self._node is None:
             return [[[] for _ in turn.sums] for turn in steps.turns]
@@ -177,10 +181,10 @@ class Switcher:
         assert self._node is not None
         return self._node.tensor(one.peer, places[one.place], one.shape, one.dtype)[one.where]
 
-    def _own(self, old: Holding) -> None:
+    def _own(self, old: Holding, cargo: Cargo) -> None:
         """Copy into the storage what others made, a caller's first holding for example."""
-        for tensors in (old.gradients, old.weights):
-            for name, tensor in tensors.items():
+        for tensors, kind in ((old.gradients, Cargo.GRADIENTS), (old.weights, Cargo.WEIGHTS)):
+            for name, tensor in tensors.items() if kind in cargo else ():
                 if not self.storage.owns(tensor):
                     tensors[name] = self.storage.empty(tuple(tensor.shape), tensor.dtype).copy_(tensor)
 

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from executor.backbone import Backbone, Holding, gradient_dtype, weight_dtype
+from executor.exchange import Cargo
 from executor.local import RankError as LocalRankError
 from executor.local import Tell, run_local
 from executor.storage import Storage
@@ -169,6 +170,47 @@ def test_what_stays_is_not_copied(outcomes: dict[Key, list[Outcome]]) -> None:
     assert {
         key: [o.moved_storage for o in ranks] for key, ranks in outcomes.items() if any(o.moved_storage for o in ranks)
     } == {}
+
+
+def move_apart(
+    rank: int, world_size: int, share: bool
+) -> tuple[list[tuple[str, str]], list[tuple[str, str]], int, int]:
+    """Every pair: weights alone, then gradients alone. Pairs that differ from both together; bytes apart, together."""
+    switcher = Switcher(Precision.bf16, RANKS_PER_NODE, 2**20, CPU, share=share)
+    odd, disturbed, moved = [], [], []
+    for names in PAIRS:
+        source, target = map(place, names)
+        old = holding(source, rank, Precision.bf16, switcher.storage)
+        before = switcher.moved_bytes
+        together = switcher.run(source, target, Holding(dict(old.weights), cloned(old.gradients)))
+        halfway = switcher.moved_bytes
+        apart = Holding(dict(old.weights), dict(old.gradients))
+        weights = switcher.run(source, target, apart, Cargo.WEIGHTS)
+        stayed = apart.gradients.keys() == old.gradients.keys() and not weights.gradients
+        gradients = switcher.run(source, target, apart, Cargo.GRADIENTS)
+        if not stayed or apart.gradients or gradients.weights:
+            disturbed.append(names)
+        if not (alike(weights.weights, together.weights) and alike(gradients.gradients, together.gradients)):
+            odd.append(names)
+        moved.append((switcher.moved_bytes - halfway, halfway - before))
+    apart_bytes, together_bytes = map(sum, zip(*moved, strict=True))
+    return odd, disturbed, apart_bytes, together_bytes
+
+
+def cloned(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+def alike(some: dict[str, Tensor], others: dict[str, Tensor]) -> bool:
+    return some.keys() == others.keys() and all(torch.equal(some[name], others[name]) for name in some)
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_weights_alone_and_gradients_alone_arrive_as_both_together_do(share: bool) -> None:
+    """A phase's weights can come early and its gradients leave late: neither may touch the other, or cost more."""
+    for odd, disturbed, apart_bytes, together_bytes in run_ranks(4, move_apart, share):
+        assert (odd, disturbed) == ([], [])
+        assert apart_bytes == together_bytes > 0
 
 
 def go_round(

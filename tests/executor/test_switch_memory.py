@@ -77,7 +77,7 @@ def switch_again(rank: int, world_size: int) -> tuple[int, int, int]:
     step()
     step()
     before, worked_out = switcher.storage.resident_bytes, len(switcher._exchanges)
-    switcher.prepare = lambda source, target: switcher._exchanges[source, target]  # type: ignore[method-assign]
+    switcher.prepare = lambda *ends: switcher._exchanges[ends]  # type: ignore[method-assign]
     with profile(profile_memory=True) as seen:
         step()
     allocated = sum(max(0, event.self_cpu_memory_usage) for event in seen.function_events or ())
