@@ -2,22 +2,22 @@
 
 Coefficients are measured and fitted first, as `hotspa profile` does. Then each strategy runs real steps of the engine.
 Peaks are counted by torch's own MemTracker, which shares no code with the prediction: bytes of all tensors that live at
-once. Next to it the growth of resident memory during the same step, master weights and moments added; it has what
-tensors do not: workspaces of kernels, buffers of gloo, what the C allocator does not return.
+once. It takes storage that a peer on the node lends for this rank's own, so here each rank is a node; and each has just
+the memory that is predicted, since a rank with more keeps what a switch has freed for the next one.
 """
 
-import os
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
-from rich.table import Table
+import typer
 from torch.distributed._tools.mem_tracker import MemTracker
 
+from benchmarks.rows import Row, write_rows
 from benchmarks.unpriced import one_phase_plan
 from costmodel.fit import fit_profile
 from executor.data import MiniBatch
@@ -48,41 +48,55 @@ STRATEGIES: tuple[tuple[str, Recompute], ...] = (
 )
 STAGING_BYTES = 2**24  # of switches
 SILENCE_S = 600.0
+GOAL = 0.95
 
 
-@dataclass(frozen=True, slots=True)
-class Peak:
-    """Of one rank, in bytes."""
-
-    tensors: int
-    resident: int
-
-
-def main() -> None:
-    # From this size on the C allocator gives every block back to the system; it would keep what it can otherwise.
-    os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", str(2**16))
-    table = Table(title=f"Peak memory of a rank in a step, {MODEL.num_parameters / 1e6:.1f} M parameters, MB")
-    for column in ("precision", "strategy", "recompute", "rank", "predicted", "tensors", "error", "resident", "error"):
-        table.add_column(column, justify="left" if column in ("precision", "strategy", "recompute") else "right")
-    for precision in (Precision.fp32, Precision.bf16):
+def main(
+    quick: Annotated[bool, typer.Option(help="Two strategies, in fp32.")] = False,
+    json: Annotated[Path | None, typer.Option(help="Where the rows go as JSON.")] = None,
+) -> None:
+    """Compare predicted and measured peaks of every rank."""
+    rows = []
+    for precision in (Precision.fp32,) if quick else (Precision.fp32, Precision.bf16):
         profile, _ = fit_profile(measure(MODEL, precision, 2), "benchmark")
-        for strategy, recompute in STRATEGIES:
+        for strategy, recompute in STRATEGIES[:2] if quick else STRATEGIES:
             plan = one_phase(strategy, recompute, precision, profile.models[0].memory)
             measured = run_local(
                 plan.cluster.num_ranks, peak_of_rank, plan, silence_s=SILENCE_S, on_message=lambda _: None
             )
             for rank, (predicted, peak) in enumerate(zip(predictions(plan), measured, strict=True)):
-                row = (str(precision), strategy, recompute, str(rank), *cells(predicted, peak))
-                table.add_row(*row)
-                print(*row, file=sys.stderr)
+                rows.append(row(f"{strategy}, recompute {recompute}, {precision}, rank {rank}", predicted, peak))
+                print(rows[-1].name, f"{error(rows[-1]):+.1%}", file=sys.stderr)
+    show(rows)
+    if json is not None:
+        write_rows(json, rows)
+
+
+def row(name: str, predicted: int, measured: int) -> Row:
+    """The ratio is that of the smaller to the larger."""
+    return Row(
+        name=name,
+        ours=float(predicted),
+        reference=float(measured),
+        unit="bytes",
+        ratio=min(predicted, measured) / max(predicted, measured),
+        goal=GOAL,
+    )
+
+
+def error(row: Row) -> float:
+    return row.ours / row.reference - 1
+
+
+def show(rows: Sequence[Row]) -> None:
+    from rich.table import Table
+
+    table = Table(title=f"Peak memory of a rank in a step, {MODEL.num_parameters / 1e6:.1f} M parameters")
+    for column in ("strategy", "predicted MB", "measured MB", "error"):
+        table.add_column(column, justify="left" if column == "strategy" else "right")
+    for each in rows:
+        table.add_row(each.name, f"{each.ours / 1e6:.1f}", f"{each.reference / 1e6:.1f}", f"{error(each):+.1%}")
     console().print(table)
-
-
-def cells(predicted: int, peak: Peak) -> Iterator[str]:
-    yield f"{predicted / 1e6:.1f}"
-    for measured in (peak.tensors, peak.resident):
-        yield f"{measured / 1e6:.1f}"
-        yield f"{predicted / measured - 1:+.1%}"
 
 
 def predictions(plan: Plan) -> tuple[int, ...]:
@@ -99,21 +113,17 @@ def predictions(plan: Plan) -> tuple[int, ...]:
     return tuple(map(max, zip(*parts, strict=True)))
 
 
-def peak_of_rank(tell: Tell, plan: Plan) -> Peak:
-    """The second step of a run: by then the moments of AdamW are there."""
+def peak_of_rank(tell: Tell, plan: Plan) -> int:
+    """Bytes in the second step of a run: by then the moments of AdamW are there."""
     kinds, replicas = plan.layouts[0].strategy.kinds, plan.layouts[0].strategy.replicas
     rows = len(replicas) * kinds[0].pp  # enough to have all micro-batches in flight
     engine = Engine(plan, seed=0, options=OptimizerOptions(), device=torch.device("cpu"), timeout_s=SILENCE_S)
     step(engine, 1, [16] * rows)
-    state = [tensor for name, tensor in engine.home.state().items()]
-    before = resident_bytes("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the high water mark falls to what there is
     with MemTracker() as tracker:
-        tracker.track_external(*state)
+        tracker.track_external(*engine.home.state().values())
         step(engine, 2, [*ROW] * rows)
     (peak,) = (snapshot["Total"] for snapshot in tracker.get_tracker_snapshot("peak").values())
-    grown = resident_bytes("VmHWM") - before
-    return Peak(tensors=peak, resident=grown + sum(tensor.nbytes for tensor in state))
+    return int(peak)
 
 
 def step(engine: Engine, number: int, lengths: list[int]) -> None:
@@ -122,19 +132,10 @@ def step(engine: Engine, number: int, lengths: list[int]) -> None:
     engine.step(number, mini_batch, tokens.__getitem__)
 
 
-def resident_bytes(which: str) -> int:
-    """VmRSS: now; VmHWM: at most since the mark was set back."""
-    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-        name, _, value = line.partition(":")
-        if name == which:
-            return int(value.split()[0]) * 1024
-    raise OSError(f"this system does not tell {which}")
-
-
 def one_phase(text: str, recompute: Recompute, precision: Precision, rule: MemoryRule) -> Plan:
-    """All sequences under one strategy."""
+    """All sequences under one strategy, on ranks that have the predicted memory."""
     strategy = Strategy.parse(text)
-    return one_phase_plan(
+    plan = one_phase_plan(
         MODEL,
         strategy,
         precision,
@@ -144,8 +145,11 @@ def one_phase(text: str, recompute: Recompute, precision: Precision, rule: Memor
         sequences=len(ROW),
         staging_bytes=STAGING_BYTES,
         recompute=recompute,
+        one_node=False,
     )
+    enough = plan.cluster.model_copy(update={"memory_bytes": max(predictions(plan))})
+    return plan.model_copy(update={"cluster": enough})
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

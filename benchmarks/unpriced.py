@@ -20,18 +20,25 @@ def one_phase_plan(
     sequences: int,
     staging_bytes: int,
     recompute: Recompute = "none",
+    one_node: bool = True,
 ) -> Plan:
-    """Sequences of up to a micro_batch's tokens, on one node. `packing` is that of every kind of replica."""
+    """Sequences of up to a micro_batch's tokens. `packing` is that of every kind of replica.
+
+    Args:
+        one_node: for all ranks, which then read each other's storage; else each is a node, and they send messages.
+    """
+    link = Link(latency_s=1e-4, bandwidth_bytes_per_s=1e9)
     digest = f"sha256:{'0' * 64}"
     return Plan(
         hotspa_plan=1,
         model=model,
         cluster=ClusterSpec(
             name="benchmark",
-            nodes=1,
-            ranks_per_node=strategy.num_ranks,
+            nodes=1 if one_node else strategy.num_ranks,
+            ranks_per_node=strategy.num_ranks if one_node else 1,
             memory_bytes=2**40,
-            intra=Link(latency_s=1e-4, bandwidth_bytes_per_s=1e9),
+            intra=link,
+            inter=None if one_node else link,
         ),
         precision=precision,
         fingerprints=Fingerprints(profile=digest, lengths=digest),
