@@ -68,14 +68,6 @@ def transitions() -> list[Ends]:
     return found
 
 
-def routed(ends: Ends, rule: RuleName) -> Switch:
-    source, target = ends
-    return Switch(
-        weights=() if target.home else weight_routes(source, target, PER_NODE, rule),
-        gradients=() if source.home else gradient_routes(source, target, PER_NODE, rule),
-    )
-
-
 def wires_of(ends: Ends) -> Wires:
     cluster = load_cluster(f"a800-80g:{ends[0].strategy.num_ranks // PER_NODE}x{PER_NODE}")
     return Wires.of(cluster, load_profile("a800-80g"))
@@ -96,7 +88,7 @@ def compared(title: str, switches: Sequence[Ends]) -> Iterator[Row]:
     for column in ("rule", "GB between nodes", "busiest link s", "bound s", "x bound, geometric mean", "worst", "hops"):
         table.add_column(column, justify="left" if column == "rule" else "right")
     for rule in get_args(RuleName):
-        found = [routed(ends, rule) for ends, _ in moving]
+        found = [switch_between(*ends, PER_NODE, rule) for ends, _ in moving]
         seconds = [
             busiest_link_s(switch, PRECISION, wires_of(ends)) for switch, (ends, _) in zip(found, moving, strict=True)
         ]

@@ -21,6 +21,7 @@ from executor.backbone import gradient_dtype, index_of, shape_of, vectors, weigh
 from executor.messages import Region, Transfer, transfer
 from plans.layout import Box, Layout
 from plans.model import Precision
+from plans.rules import RuleName
 from plans.switch import Move, Round, Switch, rounds, switch_between
 
 Index = tuple[slice, ...]
@@ -125,14 +126,16 @@ def exchange(
     staging_bytes: int,
     sharing: Container[int] = (),
     cargo: Cargo = Cargo.ALL,
+    rule: RuleName = "relay",
 ) -> Exchange:
     """The part of `rank` in the switch from `source` to `target`.
 
     Args:
         sharing: ranks whose storage it reads, and which read its own.
         cargo: the rest stays in the old tensors.
+        rule: by which routes are chosen.
     """
-    whole = switch_between(source, target, ranks_per_node)
+    whole = switch_between(source, target, ranks_per_node, rule)
     switch = Switch(
         weights=whole.weights if Cargo.WEIGHTS in cargo else (),
         gradients=whole.gradients if Cargo.GRADIENTS in cargo else (),

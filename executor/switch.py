@@ -24,6 +24,7 @@ from executor.waits import mib
 from executor.wire import Wire
 from plans.layout import Layout
 from plans.model import Precision
+from plans.rules import RuleName
 
 Shelves = tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]
 """Tensors by Shelf."""
@@ -54,6 +55,7 @@ class Switcher:
         timeout_s: float = 600.0,
         share: bool = True,
         keep: bool = True,
+        rule: RuleName = "relay",
     ) -> None:
         """Connect the ranks of each node.
 
@@ -62,12 +64,14 @@ class Switcher:
             timeout_s: limit of every wait on the node; those of messages have that of the world's group.
             share: let ranks of a node read each other's storage, where the machine lets them.
             keep: keep the memory that a switch used for the next one; else others can have it in between.
+            rule: by which routes are chosen.
         """
         self._rank = dist.get_rank()
         self._precision = precision
         self._ranks_per_node = ranks_per_node
         self._staging_bytes = staging_bytes
         self._keep = keep
+        self._rule: RuleName = rule
         self.storage = Storage(device)
         """Of weights and gradients; what is not from here is copied into it before others can read it."""
         self._wire = Wire(self.storage)
@@ -104,6 +108,7 @@ class Switcher:
                 self._staging_bytes,
                 self._node.peers if self._node else (),
                 cargo,
+                self._rule,
             )
             agree(f"operations of switch {found.name}", found.digest)
             self._exchanges[source, target, cargo] = found

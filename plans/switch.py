@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from plans.layout import Box, Layout
 from plans.model import ModelSpec, Precision
 from plans.routes import Route, gradient_routes, weight_routes
+from plans.rules import RuleName
 
 Int64s = NDArray[np.int64]
 
@@ -141,11 +142,11 @@ class Round:
 
 
 @lru_cache(maxsize=1024)
-def switch_between(source: Layout, target: Layout, ranks_per_node: int) -> Switch:
+def switch_between(source: Layout, target: Layout, ranks_per_node: int, rule: RuleName = "relay") -> Switch:
     """The switch from one layout to another."""
     return Switch(
-        weights=() if target.home else weight_routes(source, target, ranks_per_node),
-        gradients=() if source.home else gradient_routes(source, target, ranks_per_node),
+        weights=() if target.home else weight_routes(source, target, ranks_per_node, rule),
+        gradients=() if source.home else gradient_routes(source, target, ranks_per_node, rule),
     )
 
 

@@ -1,0 +1,1 @@
+"""Switches between two nodes joined by a slow link: relayed, and routed by the published rule."""
