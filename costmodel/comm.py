@@ -25,6 +25,8 @@ class Wires:
     inter: Link | None  # of one node, shared by its ranks
     ranks_per_node: int
     num_ranks: int
+    shared: Link | None = None
+    """Of one rank, by copies out of the storage of others on its node; None: switches send messages there."""
 
     @classmethod
     def of(cls, cluster: ClusterSpec, profile: Profile) -> Self:
@@ -33,7 +35,13 @@ class Wires:
             inter=(profile.links.inter or cluster.inter) if cluster.nodes > 1 else None,
             ranks_per_node=cluster.ranks_per_node,
             num_ranks=cluster.num_ranks,
+            shared=profile.links.shared,
         )
+
+    @property
+    def switching(self) -> Link:
+        """Of one rank, inside its node, while layouts change."""
+        return self.shared or self.intra
 
     def node_of(self, rank: int) -> int:
         return rank // self.ranks_per_node
@@ -41,6 +49,10 @@ class Wires:
     def between(self, a: int, b: int) -> Link:
         """The link over which two ranks talk."""
         return self.intra if self.node_of(a) == self.node_of(b) else self.between_nodes()
+
+    def switching_between(self, a: int, b: int) -> Link:
+        """The link over which weights and gradients go from one rank to another while layouts change."""
+        return self.switching if self.node_of(a) == self.node_of(b) else self.between_nodes()
 
     def between_nodes(self) -> Link:
         assert self.inter is not None, "a cluster of several nodes has an inter link"

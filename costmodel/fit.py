@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from typing import get_args
 
 import numpy as np
 
@@ -53,7 +54,7 @@ def fit_profile(
         residuals=tuple(residuals),
     )
     copy_s = _line([((1.0, c.bytes), c.time.seconds) for c in measurements if isinstance(c, m.CopyTime)], "copies")
-    links = Links(intra=_link(measurements, "intra"), inter=_link(measurements, "inter"))
+    links = Links(**{name: _link(measurements, name) for name in get_args(m.LinkName)})
     profile = Profile(
         hotspa_profile=1,
         name=name,
@@ -172,8 +173,8 @@ def _rate(seconds_per_byte: float, what: str) -> float:
     return float(f"{1 / seconds_per_byte:.6g}")
 
 
-def _link(measurements: Iterable[m.Measurement], link: str) -> Link | None:
-    """Latency and bandwidth from the transfers with most pairs at once, as in a switch.
+def _link(measurements: Iterable[m.Measurement], link: m.LinkName) -> Link | None:
+    """Latency and bandwidth from the transfers with most pairs at once, as in a switch; None: there are none.
 
     The bandwidth inside a node is one rank's, so its own bytes count; between nodes it is the node's, for all pairs.
     """
@@ -236,7 +237,7 @@ def _provenance(machine: m.Machine, links: Links, reserved_bytes: int) -> Proven
         "copy": "slope of copy times over bytes",
     }
     constants |= {
-        name: "latency and bandwidth with most pairs at once" for name in ("intra", "inter") if getattr(links, name)
+        name: "latency and bandwidth with most pairs at once" for name in get_args(m.LinkName) if getattr(links, name)
     }
     return Provenance(
         machine=f"{machine.num_ranks} ranks, torch {machine.torch}",

@@ -205,6 +205,7 @@ class Links(Record):
 
     intra: Link | None = None  # of one rank, inside its node
     inter: Link | None = None  # of one node, shared by its ranks
+    shared: Link | None = None  # of one rank, by copies out of the storage of others on its node; None: it sends
 
 
 class Profile(Record):
@@ -229,7 +230,10 @@ class Profile(Record):
     @property
     def digest(self) -> str:
         """Of the content; layout, comments and the order of keys in the file do not count."""
-        text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        content = self.model_dump(mode="json")
+        if self.links.shared is None:
+            del content["links"]["shared"]  # which profiles had not at first: theirs stay the same
+        text = json.dumps(content, sort_keys=True)
         return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
     def of_model(self, model: ModelSpec, precision: Precision) -> ModelProfile:

@@ -1,14 +1,17 @@
 """Seconds of a switch, from the very routes that the executor takes, in the very rounds.
 
 In every round a rank packs what it sends into staging buffers, exchanges one message with each peer, copies what moves
-within the rank, and unpacks what it received. All ranks wait for the slowest, so
+within the rank, and unpacks what it received. Where the ranks of a node share memory, it sends nothing inside the node:
+meanwhile the others copy it from where it is. All ranks wait for the slowest, so
 
     seconds = max over ranks of (packed + local + unpacked bytes) / copy bandwidth
             + sum over rounds of the max over links of bytes in the busier direction / bandwidth
             + rounds * max over ranks of the latency of a message to (or from) every peer, later hops included
 
 where a link is a rank's to the others of its node, or a node's to the other nodes. Both directions of a link work at
-once, and so do the links of different ranks and nodes. Local copies are not taken to hide behind the messages.
+once, and so do the links of different ranks and nodes. Local copies are not taken to hide behind the messages. Copies
+through shared memory are a link like others, with a bandwidth and latency of its own (costmodel.comm.Wires), whose
+bytes are neither packed nor unpacked; its latency is a meeting of the node, before each round and at the end.
 """
 
 import math
@@ -39,21 +42,28 @@ class SwitchMachine:
 def switch_s(source: Layout, target: Layout, precision: Precision, machine: SwitchMachine) -> float:
     """Seconds from one layout to the next."""
     switch, wires = switch_between(source, target, machine.wires.ranks_per_node), machine.wires
-    copy_s = float(_copied_bytes(switch, source, target, precision).max(initial=0.0)) / machine.copy_bytes_per_s
+    copied = _copied_bytes(switch, source, target, precision, wires)
+    copy_s = float(copied.max(initial=0.0)) / machine.copy_bytes_per_s
     if not switch.columns.remote.any():
         return copy_s
     found = divide(switch, source.model, precision, machine.staging_bytes)
     num_rounds = len(found) + switch.num_hops - 1
-    latency_s = _latency_s(switch.bytes_by_pair(precision), wires)
-    return copy_s + _wire_s(switch, found, precision, wires) + num_rounds * latency_s
+    pairs = switch.bytes_by_pair(precision)
+    inside = {pair: n for pair, n in pairs.items() if wires.shared and wires.node_of(pair[0]) == wires.node_of(pair[1])}
+    latency_s = num_rounds * _latency_s(pairs, wires) + _latency_s(inside, wires)
+    return copy_s + _wire_s(switch, found, precision, wires) + latency_s
 
 
-def _copied_bytes(switch: Switch, source: Layout, target: Layout, precision: Precision) -> NDArray[np.float64]:
+def _copied_bytes(
+    switch: Switch, source: Layout, target: Layout, precision: Precision, wires: Wires
+) -> NDArray[np.float64]:
     """`[rank]` bytes that are packed, unpacked, or copied from the old tensor to the new one."""
     columns, stays = switch.columns, _Stays(source, target, precision)
     kept_by_kind = np.array([stays.weights, stays.gradients])  # weights, gradients
     kept = kept_by_kind[columns.gradient.astype(np.int64), columns.source] & ~columns.remote
-    num_bytes = columns.layer_bytes(precision) * columns.layers * ~kept
+    inside = columns.source // wires.ranks_per_node == columns.target // wires.ranks_per_node
+    shared = columns.remote & inside if wires.shared else np.zeros_like(inside)
+    num_bytes = columns.layer_bytes(precision) * columns.layers * ~(kept | shared)
     ends = np.concatenate([columns.source, columns.target])
     moved = np.concatenate([num_bytes, num_bytes * columns.remote]).astype(np.float64)
     return np.bincount(ends, moved, minlength=source.strategy.num_ranks).astype(np.float64)
@@ -83,7 +93,7 @@ def _link_loads_s(switch: Switch, precision: Precision, wires: Wires) -> NDArray
     inside = a == b
     inter = 1 / wires.between_nodes().bandwidth_bytes_per_s if nodes > 1 else 0.0
     num_bytes = columns.layer_bytes(precision)[sent].astype(np.float64)
-    seconds = num_bytes * np.where(inside, 1 / wires.intra.bandwidth_bytes_per_s, inter)
+    seconds = num_bytes * np.where(inside, 1 / wires.switching.bandwidth_bytes_per_s, inter)
     out = np.where(inside, source, 2 * ranks + a)
     into = np.where(inside, ranks + target, 2 * ranks + nodes + b)
     shape = len(columns.units), switch.num_hops, 2 * (ranks + nodes)
@@ -102,8 +112,8 @@ def busiest_link_s(switch: Switch, precision: Precision, wires: Wires) -> float:
 
 
 def _latency_s(pairs: Pairs, wires: Wires) -> float:
-    """Of one message over every pair: what the rank with most of them waits for, one after the other."""
-    return _busiest({(a, b): wires.between(a, b).latency_s for a, b in pairs})
+    """Of one message or copy over every pair: what the rank with most of them waits for, one after the other."""
+    return _busiest({(a, b): wires.switching_between(a, b).latency_s for a, b in pairs})
 
 
 def _busiest(pairs: Pairs) -> float:

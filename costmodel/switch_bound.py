@@ -44,7 +44,7 @@ def switch_bound_s(source: Layout, target: Layout, precision: Precision, wires: 
                 rank_bytes[1 - into, have[0]] += num_bytes
             if nodes_lacking and len(nodes_have) == 1:
                 node_bytes[1 - into, list(nodes_have)] += num_bytes
-    intra = wires.intra.bandwidth_bytes_per_s
+    intra = wires.switching.bandwidth_bytes_per_s
     if per_node == ranks:
         return max(float(rank_bytes.max()), total / ranks) / intra
     inter = wires.between_nodes().bandwidth_bytes_per_s

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Literal
 
@@ -22,10 +23,12 @@ from executor.groups import Groups
 from executor.home import square_sum
 from executor.local import Tell, run_local
 from executor.metrics import gather_rows
+from executor.node import Node
 from executor.optimizer import OptimizerOptions, adamw
 from executor.specimens import Forward, Specimen, both_passes
 from executor.stopwatch import Stopwatch, now_s
-from executor.transfers import Pattern, Transfer, patterns
+from executor.storage import Storage
+from executor.transfers import WALK_BYTES, Pattern, SharedCopy, Transfer, patterns
 from executor.world import this_device
 from plans.errors import InputError
 from plans.measurement import (
@@ -67,6 +70,7 @@ SILENCE_S = 300.0  # limit of every wait
 NEEDED_ROWS = 5  # measured however slow the machine is: three coefficients, and rows that can contradict them
 END_TOKENS = (64, 256, 1024, 4096)
 TRANSFER_BYTES = tuple(2**n for n in range(10, 25, 2))  # 1 KiB to 16 MiB
+SHARED_BYTES = tuple(2**n for n in range(12, 25, 3))  # 4 KiB to 16 MiB
 COPY_BYTES = (2**18, 2**20, 2**23, 2**26)
 OPTIMIZER_ELEMENTS = (10**5, 10**6, 4 * 10**6)
 ACTIVATION_ROW = (256, 128, 128)  # several documents: attention's outputs are kept apart and together
@@ -112,6 +116,7 @@ def measure_here(tell: Tell, model: ModelSpec, precision: Precision, pace: Pace)
     bench = _Bench(model, precision, pace)
     jobs = [
         *bench.transfers(),
+        *bench.shared_copies(),
         *bench.copies(),
         *bench.optimizers(),
         *bench.ends(),
@@ -168,16 +173,33 @@ class _Bench:
         (time,) = self._watch.measure(Transfer(pattern, num_bytes, self._device).seconds)
         yield TransferTime(link=pattern.link, bytes=num_bytes, concurrent=pattern.concurrent, time=time)
 
+    def shared_copies(self) -> Iterator[Job]:
+        """Where the ranks of every node can read each other's storage."""
+        storage = Storage(self._device)
+        node = Node.join(storage, self._ranks_per_node, SILENCE_S)
+        everywhere = bool(gather_rows([float(node is not None)]).all())
+        if node is not None and everywhere:
+            for num_bytes in SHARED_BYTES:
+                yield "copies out of another rank's storage", partial(self._shared_copy, node, storage, num_bytes)
+
+    def _shared_copy(self, node: Node, storage: Storage, num_bytes: int) -> Iterator[Measurement]:
+        (time,) = self._watch.measure(SharedCopy(node, storage, num_bytes).seconds)
+        yield TransferTime(link="shared", bytes=num_bytes, concurrent=self._ranks_per_node, time=time)
+
     def copies(self) -> Iterator[Job]:
         return (("copies", partial(self._copy, num_bytes)) for num_bytes in COPY_BYTES)
 
     def _copy(self, num_bytes: int) -> Iterator[Measurement]:
-        old = torch.zeros(num_bytes, dtype=torch.uint8, device=self._device)
+        # As in a switch: the memory is there and written before, and in no cache any more.
+        old, staging, new = (
+            torch.zeros(WALK_BYTES, dtype=torch.uint8, device=self._device).split(num_bytes) for _ in range(3)
+        )
+        places = cycle(range(len(old)))
 
-        def pack_and_unpack() -> None:  # as in a switch: neither the buffer nor the new tensor is there before
-            staging = torch.empty_like(old)
-            staging.copy_(old)
-            torch.empty_like(old).copy_(staging)
+        def pack_and_unpack() -> None:
+            place = next(places)
+            staging[place].copy_(old[place])
+            new[place].copy_(staging[place])
 
         (time,) = self._watch.measure(lambda: (_seconds(pack_and_unpack) / 2,))
         yield CopyTime(bytes=num_bytes, time=time)

@@ -54,11 +54,15 @@ class EndTime(Record):
     time: Timing
 
 
+LinkName = Literal["intra", "inter", "shared"]
+"""Messages inside a node; messages between nodes; copies out of the storage of another rank of the node."""
+
+
 class TransferTime(Record):
-    """One message from one rank to another, one way; `concurrent` pairs at once."""
+    """One message or copy from one rank to another, one way; `concurrent` pairs at once."""
 
     what: Literal["transfer"] = "transfer"
-    link: Literal["intra", "inter"]
+    link: LinkName
     bytes: int = Field(ge=1)
     concurrent: int = Field(default=1, ge=1)
     time: Timing

@@ -7,6 +7,7 @@ the busiest link carries at least what its own end must move, and at least the m
 
     seconds >= max over links of moved bytes / bandwidth + max over ranks of (packed + unpacked bytes) / copy bandwidth
 
+What is copied through shared memory is neither packed nor unpacked (costmodel.switch): then only what crosses is.
 Messages, rounds and copies within a rank are left out. A layout is seen as boxes in three dims: layers x rows x
 columns.
 """
@@ -89,11 +90,14 @@ class SwitchBounds:
             sent.inside.max(),
             (received.inside + sent.inside).mean(),  # what one end must move reaches or leaves some other
         )
-        wire_s = inside / self.wires.intra.bandwidth_bytes_per_s
+        wire_s = inside / self.wires.switching.bandwidth_bytes_per_s
         if self.wires.inter is not None:
             between = max(received.across.max(), sent.across.max(), (received.across + sent.across).mean())
             wire_s = max(wire_s, between / self.wires.inter.bandwidth_bytes_per_s)
-        copied = received.all + sent.all
+        if self.wires.shared is None:
+            copied = received.all + sent.all
+        else:  # only what crosses is packed and unpacked, by some rank of its node: one has the mean of them at least
+            copied = (received.across + sent.across) / self.wires.ranks_per_node
         # Every byte is packed on one rank and unpacked on another, so the mean counts twice.
         copy_s = max(copied.max(), 2 * copied.mean()) / self.copy_bytes_per_s
         return float(wire_s + copy_s) * _ROUNDING

@@ -54,6 +54,7 @@ def passes(forward: Coefficients = NOTHING, backward: Coefficients = NOTHING) ->
     return Passes(forward=forward, backward=backward)
 
 
+NO_LINKS = Links()
 LAYER = {
     1: passes(cost(1e-3, 4e-5, 4e-8), cost(2e-3, 8e-5, 8e-8)),
     2: passes(cost(1e-3, 2e-5, 2e-8), cost(2e-3, 4e-5, 4e-8)),
@@ -70,6 +71,7 @@ def made_profile(
     head: Mapping[int, Passes] = HEAD,
     precision: Precision = Precision.fp32,
     ranks_per_node: int = 4,
+    links: Links = NO_LINKS,
 ) -> Profile:
     """Copies at 1 GB/s, 1 ns an element in the optimizer."""
     rule = MemoryRule(
@@ -91,7 +93,7 @@ def made_profile(
         ),
         copy_bytes_per_s=1e9,
         optimizer=OptimizerTime(fixed_s=1e-3, element_s=1e-9),
-        links=Links(),
+        links=links,
         models=(
             ModelProfile(
                 name=model.name,

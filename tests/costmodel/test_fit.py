@@ -57,6 +57,7 @@ def synthetic(rows: tuple[tuple[int, ...], ...] = ROWS, noise: float = 0.0, seed
         yield m.CopyTime(bytes=size, time=measured(1e-6 + size / 4e9))
         yield m.TransferTime(link="intra", bytes=size, concurrent=2, time=measured(1e-4 + size / 2e9))
         yield m.TransferTime(link="intra", bytes=size, concurrent=1, time=measured(1e-4 + size / 3e9))
+        yield m.TransferTime(link="shared", bytes=size, concurrent=2, time=measured(3e-5 + size / 7e9))
         yield m.TransferTime(link="inter", bytes=size, concurrent=4, time=measured(1e-3 + 4 * size / 1e9))
         yield m.OptimizerTime(elements=size, time=measured(1e-3 + 5e-10 * size))
 
@@ -87,6 +88,9 @@ def test_links_copies_optimizer_and_memory_are_recovered() -> None:
     assert profile.links.intra.bandwidth_bytes_per_s == pytest.approx(2e9, rel=1e-4)
     assert profile.links.intra.latency_s == pytest.approx(1e-4, rel=1e-4)
     assert profile.links.inter.bandwidth_bytes_per_s == pytest.approx(1e9, rel=1e-4)
+    assert profile.links.shared is not None
+    assert profile.links.shared.bandwidth_bytes_per_s == pytest.approx(7e9, rel=1e-4)
+    assert profile.links.shared.latency_s == pytest.approx(3e-5, rel=1e-4)
     assert profile.copy_bytes_per_s == pytest.approx(4e9, rel=1e-4)
     assert profile.optimizer.element_s == pytest.approx(5e-10, rel=1e-4)
     rule = profile.models[0].memory
@@ -94,6 +98,14 @@ def test_links_copies_optimizer_and_memory_are_recovered() -> None:
     assert rule.logit_bytes == 8.5
     assert rule.working_bytes == {"none": {1: 60.0, 2: 30.0, 4: 15.0}}
     assert rule.activation_bytes == {"none": {1: 108.0, 2: 58.0, 4: 33.0}}  # 4096 bytes a row, at the longest row
+
+
+def test_a_link_that_was_not_measured_is_not_in_the_profile() -> None:
+    """Ranks on GPUs share no memory in this sense, and older records know no such link."""
+    rows = [row for row in synthetic() if not (isinstance(row, m.TransferTime) and row.link == "shared")]
+    profile, _ = fit_profile(rows, "made")
+    assert profile.links.shared is None and "shared" not in record_text(profile)
+    assert "shared" not in profile.provenance.constants
 
 
 def test_noise_is_reported_and_not_fitted() -> None:

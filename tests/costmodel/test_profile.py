@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from costmodel.profile import Profile, load_profile, shipped_profiles
+from costmodel.profile import Links, Profile, load_profile, shipped_profiles
 from costmodel.published import TARGET, make_profile, published_times
+from plans.cluster import Link
 from plans.errors import InputError
 from plans.model import Precision
 from plans.presets import load_model
@@ -119,6 +120,15 @@ def test_the_digest_is_of_the_content(tmp_path: Path) -> None:
     path.write_text("# measured on a quiet evening\n" + record_text(profile))
     assert load_profile(path).digest == profile.digest
     assert profile.model_copy(update={"copy_bytes_per_s": 2e9}).digest != profile.digest
+
+
+def test_a_profile_without_a_link_in_shared_memory_keeps_the_digest_it_had_before_there_was_one() -> None:
+    """Else every plan that exists looks as if it had been made with another profile."""
+    profile = made_profile(made_model())
+    assert profile.digest == "sha256:ca5e4ae3598c7cf8c99d6382f55f0d02d8f603295b3b584ec2c9e1ad3d36c459"
+    assert "shared" not in record_text(profile)
+    shared = made_profile(made_model(), links=Links(shared=Link(latency_s=1e-5, bandwidth_bytes_per_s=7e9)))
+    assert shared.digest != profile.digest
 
 
 @pytest.mark.parametrize("name", ["x" * 5000, "a\0b"])

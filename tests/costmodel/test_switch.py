@@ -5,16 +5,21 @@ from collections import Counter
 import pytest
 
 from costmodel.comm import Wires
+from costmodel.profile import Links
 from costmodel.switch import SwitchMachine, switch_s
+from plans.cluster import Link
 from plans.layout import Layout, home_layout, layout
 from plans.model import Precision
 from plans.strategy import Strategy
 from plans.switch import CHUNKS_PER_ROUND, rounds, switch_between
-from tests.costmodel.made_profiles import made_cluster, made_model, made_profile
+from tests.costmodel.made_profiles import NO_LINKS, made_cluster, made_model, made_profile
 
 MODEL = made_model()
 MATRICES = sum(p.rows * p.cols * (2 if p.place == "layer" else 1) for p in MODEL.parameters if not p.vector)
 VECTORS = MODEL.num_parameters - MATRICES
+
+
+SHARED = Links(shared=Link(latency_s=2e-6, bandwidth_bytes_per_s=4e9))
 
 
 def phase(strategy: str) -> Layout:
@@ -31,9 +36,10 @@ def seconds(
     precision: Precision = Precision.fp32,
     ranks_per_node: int = 4,
     staging_bytes: int = 2**20,
+    links: Links = NO_LINKS,
 ) -> float:
     cluster = made_cluster(source.strategy.num_ranks // ranks_per_node, ranks_per_node)
-    wires = Wires.of(cluster, made_profile(MODEL))
+    wires = Wires.of(cluster, made_profile(MODEL, links=links))
     return switch_s(source, target, precision, SwitchMachine(wires, 1e9, staging_bytes))
 
 
@@ -43,6 +49,34 @@ def test_two_ranks_that_divide_their_matrices_are_priced_by_hand() -> None:
     wire_s = half / 1e9 + 1e-6  # both ways at once, one message
     copied = half + half + 2 * (half + vectors)  # packed, unpacked, and what stays of gradients and of weights
     assert seconds(phase("dp2"), phase("tp2"), ranks_per_node=2) == pytest.approx(wire_s + copied / 1e9)
+
+
+def test_ranks_that_share_memory_are_priced_by_hand() -> None:
+    """dp2 to tp2: half of each partial gradient is copied by the other rank, from where it is; two meetings."""
+    half, vectors = MATRICES // 2 * 4, VECTORS * 4
+    copied = 2 * (half + vectors)  # what stays of gradients and of weights
+    found = seconds(phase("dp2"), phase("tp2"), ranks_per_node=2, links=SHARED)
+    assert found == pytest.approx(half / 4e9 + 2 * 2e-6 + copied / 1e9)
+
+
+def test_what_crosses_nodes_is_packed_and_sent_whatever_they_share_inside() -> None:
+    """Memory is shared within a node only."""
+    plain, shared = (seconds(phase("dp2"), phase("tp2"), ranks_per_node=1, links=each) for each in (NO_LINKS, SHARED))
+    assert shared == plain
+
+
+def test_copies_inside_a_node_run_beside_messages_between_nodes() -> None:
+    """While parameters cross, those before them are passed on: the times of many rounds do not add up."""
+    deep = made_model(num_layers=16)
+    source, target = (layout(deep, Strategy.parse(name)) for name in ("dp2pp2", "dp4"))
+    pairs = switch_between(source, target, 2).bytes_by_pair(Precision.fp32)
+    passed_on = max(sum(n for (a, b), n in pairs.items() if b == rank and a // 2 == b // 2) for rank in range(4))
+
+    def with_shared(bytes_per_s: float) -> float:
+        links = Links(shared=Link(latency_s=0, bandwidth_bytes_per_s=bytes_per_s))
+        return seconds(source, target, ranks_per_node=2, staging_bytes=128, links=links)
+
+    assert 0 < with_shared(1e8) - with_shared(1e15) < passed_on / 1e8 / 10
 
 
 def test_every_round_waits_for_its_busiest_link() -> None:

@@ -43,7 +43,11 @@ def test_every_part_is_measured_for_every_legal_tp(measured: tuple[list[Measurem
     assert layers >= {(tp, d, row) for tp in (1, 2) for d in ("forward", "backward") for row in ROWS[:NEEDED_ROWS]}
     ends = {(r.what, r.tp, r.direction) for r in records if isinstance(r, EndTime)}
     assert ends == {(w, tp, d) for w in ("embedding", "head") for tp in (1, 2) for d in ("forward", "backward")}
-    assert {(r.link, r.concurrent) for r in records if isinstance(r, TransferTime)} == {("intra", 1), ("intra", 2)}
+    assert {(r.link, r.concurrent) for r in records if isinstance(r, TransferTime)} == {
+        ("intra", 1),
+        ("intra", 2),
+        ("shared", 2),
+    }
     assert {r.what for r in records} >= {"copy", "optimizer", "activation"}
 
 
