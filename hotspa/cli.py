@@ -5,17 +5,16 @@ Heavy packages are imported inside the commands: `hotspa --help` and `hotspa sho
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_args
+from typing import Annotated, NoReturn, get_args
 
 import typer
 
+from hotspa.choices import choice, problem_of, require_folder
 from hotspa.running import run
 from hotspa.simulating import simulate
+from hotspa.sweeping import sweep
 from hotspa.validating import validate
 from plans.errors import InputError
-
-if TYPE_CHECKING:
-    from solver.planner import Problem
 
 app = typer.Typer(
     name="hotspa",
@@ -60,7 +59,7 @@ def profile(
 
     for option, path in (("-o", output), ("--records", records)):
         if path is not None:
-            _require_folder(option, path)
+            require_folder(option, path)
     measure_profile(model, nproc, output, precision, name or output.stem, records, as_json=as_json)
 
 
@@ -114,13 +113,13 @@ def solve(
     from solver.compare import planner_report
     from solver.planner import solve as find_plan
 
-    _require_folder("-o", output)
-    problem = _problem(model, cluster, profile, lengths, sequences, max_len, seed, overlong, precision, buckets)
+    require_folder("-o", output)
+    problem = problem_of(model, cluster, profile, lengths, sequences, max_len, seed, overlong, precision, buckets)
     with progress("pricing and solving") as step:
         solution = find_plan(
             problem,
-            planner=_choice("--planner", planner, get_args(PlannerName)),
-            backend=_choice("--backend", backend, get_args(Backend)),
+            planner=choice("--planner", planner, get_args(PlannerName)),
+            backend=choice("--backend", backend, get_args(Backend)),
             time_limit_s=time_limit,
             progress=step,
         )
@@ -159,15 +158,15 @@ def compare(
     from solver.compare import compare as compare_planners
 
     if figure is not None:
-        _require_folder("--figure", figure)
+        require_folder("--figure", figure)
         if figure.suffix not in (".svg", ".png", ".pdf"):
             raise InputError(f"--figure {figure}: the name must end in .svg, .png or .pdf")
     if json_file is not None and str(json_file) != "-":
-        _require_folder("--json", json_file)
-    problem = _problem(model, cluster, profile, lengths, sequences, max_len, seed, overlong, precision, buckets)
+        require_folder("--json", json_file)
+    problem = problem_of(model, cluster, profile, lengths, sequences, max_len, seed, overlong, precision, buckets)
     with progress("pricing and solving") as step:
         report = compare_planners(
-            problem, backend=_choice("--backend", backend, get_args(Backend)), time_limit_s=time_limit, progress=step
+            problem, backend=choice("--backend", backend, get_args(Backend)), time_limit_s=time_limit, progress=step
         )
     if figure is not None:
         from hotspa.figure import draw_comparison
@@ -220,6 +219,10 @@ def show(
         print_plan(found)
 
 
+app.command(
+    epilog="Example: hotspa sweep --model llama-7b --cluster a800-80g:1x8 --nodes 1 --nodes 2 --nodes 4 "
+    "--profile a800-80g --lengths code --sequences 512 --max-len 32768 --overlong truncate -o sweep"
+)(sweep)
 app.command(epilog="Example: hotspa simulate plan.yaml --profile a800-80g --lengths code --trace step.json")(simulate)
 app.command(epilog="Example: hotspa validate static.yaml milp.yaml --profile profile.yaml --lengths lengths.txt")(
     validate
@@ -243,7 +246,7 @@ def export(
     from hotspa.exporting import export as write_folder
     from plans.model import Precision
 
-    chosen = None if precision is None else Precision(_choice("--precision", precision, tuple(Precision)))
+    chosen = None if precision is None else Precision(choice("--precision", precision, tuple(Precision)))
     write_folder(checkpoint, output, chosen, like, as_json=as_json)
 
 
@@ -253,42 +256,6 @@ def doctor(as_json: AsJson = False) -> None:
     from hotspa.doctor import examine
 
     raise typer.Exit(examine(as_json=as_json))
-
-
-def _problem(
-    model: str, cluster: str, profile: str, lengths: str, sequences: int, max_len: int, seed: int, overlong: str,
-    precision: str, buckets: int,
-) -> "Problem":  # fmt: skip
-    from costmodel.profile import load_profile
-    from plans.lengths import load_lengths
-    from plans.model import Precision
-    from plans.presets import load_cluster, load_model
-    from solver.planner import Problem
-
-    return Problem(
-        model=load_model(model),
-        cluster=load_cluster(cluster),
-        profile=load_profile(profile),
-        precision=Precision(_choice("--precision", precision, tuple(Precision))),
-        lengths=load_lengths(lengths),
-        sequences=sequences,
-        max_len=max_len,
-        overlong=_choice("--overlong", overlong, ("refuse", "truncate", "skip")),
-        seed=seed,
-        num_buckets=buckets,
-    )
-
-
-def _require_folder(option: str, path: Path) -> None:
-    """Before the work, not after it."""
-    if not path.resolve().parent.is_dir():
-        raise InputError(f"{option} {path}: the folder {path.parent} does not exist")
-
-
-def _choice(option: str, value: str, legal: tuple[str, ...]) -> Any:
-    if value not in legal:
-        raise InputError(f"{option} {value}: not one of {', '.join(legal)}")
-    return value
 
 
 def main() -> NoReturn:

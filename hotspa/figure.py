@@ -1,14 +1,18 @@
-"""Planners side by side in a picture: a bar per plan, a segment per phase; switching and the optimizer in grey."""
+"""Pictures of reports: planners side by side, a sweep."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from plans.errors import InputError
 
+_AXES = {"ranks": "ranks", "max_len": "longest sequence, tokens", "sequences": "sequences in a mini-batch"}
+
 
 def draw_comparison(report: Mapping[str, Any], path: Path, title: str) -> None:
-    """Draw the predicted step of every planner that has one. The suffix says the format: .svg, .png or .pdf.
+    """Draw the predicted step of every planner that has one: a bar per plan, a segment per phase, the rest in grey.
+
+    The suffix says the format: .svg, .png or .pdf.
 
     Raises:
         InputError: matplotlib cannot write such a file.
@@ -44,6 +48,49 @@ def draw_comparison(report: Mapping[str, Any], path: Path, title: str) -> None:
             figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
         except (OSError, ValueError) as error:
             raise InputError(f"--figure {path}: {error}") from error
+        finally:
+            pyplot.close(figure)
+
+
+def draw_sweep(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Draw step time and tokens/s of the points of a sweep over what varies most of ranks, max_len and sequences.
+
+    Raises:
+        InputError: matplotlib cannot write such a file.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    rows = [{**row, "machine": row["cluster"].partition(":")[0]} for row in rows]
+    over = max(_AXES, key=lambda name: len({row[name] for row in rows}))
+    others = [name for name in ("model", "machine", *_AXES) if name != over and len({row[name] for row in rows}) > 1]
+    lines: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        lines.setdefault(", ".join(f"{name} {row[name]}" for name in others), []).append(row)
+    with matplotlib.rc_context({"font.size": 9, "svg.hashsalt": "hotspa"}):
+        figure, both = pyplot.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
+        for axes, name, title in zip(
+            both, ("step_s", "tokens_per_s"), ("predicted seconds of a step", "tokens/s"), strict=True
+        ):
+            for label, line in lines.items():
+                at = sorted(line, key=lambda row: row[over])
+                axes.plot([row[over] for row in at], [row[name] for row in at], marker="o", label=label or None)
+            ticks = sorted({row[over] for row in rows})
+            axes.set_xscale("log")
+            axes.set_xticks(ticks, [_short(tick) for tick in ticks])
+            axes.minorticks_off()
+            axes.set_ylim(bottom=0)
+            axes.set_xlabel(_AXES[over])
+            axes.set_title(title, loc="left")
+            axes.spines[["top", "right"]].set_visible(False)
+        if others and lines:
+            both[0].legend(frameon=False)
+        try:
+            figure.savefig(path, metadata={"Date": None})
+        except (OSError, ValueError) as error:
+            raise InputError(f"{path}: {error}") from error
         finally:
             pyplot.close(figure)
 
