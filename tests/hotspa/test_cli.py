@@ -68,7 +68,8 @@ def refused(said: Said, *words: str) -> None:
 
 
 def test_every_command_has_help_with_an_example(hotspa: Hotspa) -> None:
-    for command in ("profile", "lengths", "solve", "compare", "sweep", "check", "show", "simulate", "run", "export", "doctor"):
+    names = "profile lengths solve compare sweep check show simulate validate run export doctor"
+    for command in names.split():
         said = hotspa(command, "--help")
         assert said.code == 0
         assert f"Example: hotspa {command}" in " ".join(said.out.split())
