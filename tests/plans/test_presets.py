@@ -280,7 +280,10 @@ def test_a_cluster_that_cannot_be_read_is_refused_with_the_forms_there_are(text:
 def test_every_preset_is_readable() -> None:
     """A preset with a typo would be found by its first user."""
     assert [load_model(name).name for name in preset_names("models")] == preset_names("models")
-    assert set(preset_names("clusters")) == {"a800-80g", "local"}
+    clusters = preset_names("clusters")
+    assert clusters == ["a100-40g", "a800-80g", "h100", "h20", "h200", "local"]
+    for name in clusters:
+        assert load_cluster(f"{name}:{'8' if name == 'local' else '2x8'}").ranks_per_node == 8
 
 
 def test_plain_rotary_settings_are_read_wherever_they_stand(tmp_path: Path) -> None:
