@@ -236,6 +236,11 @@ class Profile(Record):
         text = json.dumps(content, sort_keys=True)
         return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
+    @property
+    def origin(self) -> str:
+        """One line on how far its figures can be trusted."""
+        return f"profile {self.name}: {self.label}, from {self.provenance.source}"
+
     def of_model(self, model: ModelSpec, precision: Precision) -> ModelProfile:
         """The times of a model.
 

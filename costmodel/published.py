@@ -1,4 +1,4 @@
-"""Makes the profile a800-80g from published stage times: `python -m costmodel.published`.
+"""Makes the profiles a800-80g and a100-40g from published stage times: `python -m costmodel.published`.
 
 A stage of L / pp layers takes L / pp times one layer's coefficients, and the slowest stage, the one that a pipeline
 waits for, has the head besides: published pp * T(s) is L layers and pp heads. So all pipeline degrees of a
@@ -32,18 +32,18 @@ from plans.model import RECOMPUTES, Precision, Recompute
 from plans.record import Record
 from plans.strict_yaml import read_record, record_text
 
-SOURCE = Path(__file__).parent / "sources" / "hetu-a800-80g.yaml"
-TARGET = Path(__file__).parent / "profiles" / "a800-80g.yaml"
+MACHINES = ("a800-80g", "a100-40g")
+
+_FOLDER = Path(__file__).parent
 
 _SHORTEST, _LONGEST, _NUM_LENGTHS = 128, 32768, 33
 _FORWARD_SHARE = (
     1 / 3
 )  # backward has two products for each one of forward: for the input's and for the weight's gradient
-_HBM_BYTES_PER_S = 2.039e12  # data sheet of the A800 80GB
-_ELEMENT_BYTES = 2  # bf16
-_LOGIT_BYTES = 8  # of one logit: in bf16 and in fp32, and a bf16 gradient
+ELEMENT_BYTES = 2  # bf16
+LOGIT_BYTES = 8  # of one logit: in bf16 and in fp32, and a bf16 gradient
 # Reads of the gradient for the norm; of gradient, master and both moments; writes of master and both moments; all fp32.
-_OPTIMIZER_BYTES_PER_ELEMENT = 4 * (1 + 4 + 3)
+OPTIMIZER_BYTES_PER_ELEMENT = 4 * (1 + 4 + 3)
 
 
 class StageTime(Record):
@@ -99,30 +99,45 @@ class PublishedModel(Record):
 
 
 class PublishedTimes(Record):
-    """The source file."""
+    """A source file."""
 
+    machine: str  # name of its profile
+    device: str
+    hbm_gb_s: int  # of the device's own memory, read and write together
+    hbm_source: str
+    notes: str  # on the series, for the provenance of the layers
     models: tuple[PublishedModel, ...]
 
+    @property
+    def hbm_bytes_per_s(self) -> float:
+        return self.hbm_gb_s * 1e9
 
-def published_times() -> PublishedTimes:
-    return read_record(SOURCE, PublishedTimes)
+
+def published_times(machine: str) -> PublishedTimes:
+    return read_record(_FOLDER / "sources" / f"hetu-{machine}.yaml", PublishedTimes)
+
+
+def profile_path(name: str) -> Path:
+    """Where a shipped profile is."""
+    return _FOLDER / "profiles" / f"{name}.yaml"
 
 
 def make_profile(published: PublishedTimes) -> Profile:
-    """The profile a800-80g."""
+    """The profile of a source file."""
+    hbm = published.hbm_bytes_per_s
     return Profile(
         hotspa_profile=1,
-        name="a800-80g",
+        name=published.machine,
         label="measured",
         provenance=Provenance(
             machine="nodes of 8 GPUs, as published",
-            device="A800-80G",
+            device=published.device,
             source="PKU-DAIR/Hetu (Apache-2.0), commit 9e47240, examples/hydraulis/strategy; costmodel/published.py",
             ranks_per_node=8,
             constants=_constants(published),
         ),
-        copy_bytes_per_s=_HBM_BYTES_PER_S / 2,
-        optimizer=OptimizerTime(fixed_s=0.0, element_s=_rounded(_OPTIMIZER_BYTES_PER_ELEMENT / _HBM_BYTES_PER_S)),
+        copy_bytes_per_s=hbm / 2,
+        optimizer=OptimizerTime(fixed_s=0.0, element_s=rounded(OPTIMIZER_BYTES_PER_ELEMENT / hbm)),
         models=tuple(_model_profile(model) for model in published.models),
     )
 
@@ -141,17 +156,17 @@ def _model_profile(model: PublishedModel) -> ModelProfile:
         layer=layer,
         embedding=nothing,
         head=head,
-        selective={tp: _selective(shape, passes.forward) for tp, passes in layer.items()},
+        selective={tp: selective_times(shape, passes.forward) for tp, passes in layer.items()},
         memory=MemoryRule(
             reserved_bytes=model.memory.reserved_bytes,
             activation_bytes={
-                recompute: {tp: _rounded(_kept(model, tp, recompute)) for tp in layer} for recompute in RECOMPUTES
+                recompute: {tp: rounded(_kept(model, tp, recompute)) for tp in layer} for recompute in RECOMPUTES
             },
             working_bytes={
                 # What recompute does not keep is there in the layer that runs. Beyond that there is nothing to add: the
                 # published activations were fitted to peaks, so what a backward pass has besides is inside them.
                 recompute: {
-                    tp: _rounded(max(0.0, model.activation_bytes(tp) - _kept(model, tp, recompute))) for tp in layer
+                    tp: rounded(max(0.0, model.activation_bytes(tp) - _kept(model, tp, recompute))) for tp in layer
                 }
                 for recompute in RECOMPUTES
             },
@@ -174,12 +189,12 @@ def _kept(model: PublishedModel, tp: int, recompute: Recompute) -> float:
     """
     if recompute == "none":
         return model.activation_bytes(tp)
-    hidden = _ELEMENT_BYTES * model.shape.hidden_size
-    logits = _LOGIT_BYTES * model.shape.vocab_size / model.num_layers / tp
+    hidden = ELEMENT_BYTES * model.shape.hidden_size
+    logits = LOGIT_BYTES * model.shape.vocab_size / model.num_layers / tp
     return hidden / tp + logits if recompute == "full" else 3 * hidden / tp + 2 * hidden + logits
 
 
-def _selective(shape: Shape, forward: Coefficients) -> Coefficients:
+def selective_times(shape: Shape, forward: Coefficients) -> Coefficients:
     """All of attention, which is what grows with the square, and the products of query, key, value, gate and up; not
     those of the attention's output and of down. The rest goes by elements of the weights."""
     head = shape.hidden_size // shape.num_heads
@@ -188,7 +203,7 @@ def _selective(shape: Shape, forward: Coefficients) -> Coefficients:
     )
     outputs = shape.hidden_size * head * shape.num_heads + shape.hidden_size * shape.ffn_size
     again = forward * (inputs / (inputs + outputs))
-    return _rounded_all(again.model_copy(update={"token_sq_s": forward.token_sq_s}))
+    return rounded_all(again.model_copy(update={"token_sq_s": forward.token_sq_s}))
 
 
 def _fit(model: PublishedModel, tp: int) -> tuple[Passes, Passes, list[Residual]]:
@@ -223,7 +238,7 @@ def _fit(model: PublishedModel, tp: int) -> tuple[Passes, Passes, list[Residual]
 
 def _both_ways(both: Coefficients) -> Passes:
     forward, backward = both * _FORWARD_SHARE, both * (1 - _FORWARD_SHARE)
-    return Passes(forward=_rounded_all(forward), backward=_rounded_all(backward))
+    return Passes(forward=rounded_all(forward), backward=rounded_all(backward))
 
 
 def _lengths(model: PublishedModel, tp: int) -> Floats:
@@ -234,15 +249,13 @@ def _lengths(model: PublishedModel, tp: int) -> Floats:
 
 
 def _constants(published: PublishedTimes) -> dict[str, str]:
+    hbm = f"{published.hbm_source} {published.hbm_gb_s} GB/s of HBM"
     doubtful = [f"{m.name} (tp {tp}, pp {pp})" for m in published.models for tp, pp in m.doubtful]
     return {
         "layer": (
             "least squares of the relative error over all pp of a tp, lengths 128 to 32768 or to what fits a rank; "
             "1/3 forward, 2/3 backward: assumed, from their matrix products; "
-            f"not fitted, other pp of the same tp stand for it: {', '.join(doubtful)}; "
-            "llama-7b (tp 1, pp 1) was not published, tp 1 with pp 2, 4, 8 stands for it; "
-            "llama-13b has no tp 16, which does not divide its 40 heads; "
-            "llama-32b: its series may be of an ffn_size of 11008"
+            f"not fitted, other pp of the same tp stand for it: {', '.join(doubtful)}; {published.notes}"
         ),
         "embedding": "0: inside the layers' times",
         "head": (
@@ -261,28 +274,33 @@ def _constants(published: PublishedTimes) -> dict[str, str]:
             "products of query, key, value, gate and up have of the layer's weights; keeps the projections' inputs, "
             "4 H + 6 H / tp bytes a token. Both: and 8 bytes a logit, divided over the layers"
         ),
-        "optimizer": "estimated: 32 bytes an element at the data sheet's 2039 GB/s of HBM",
-        "copy": "estimated: a read and a write at the data sheet's 2039 GB/s of HBM",
+        "optimizer": f"estimated: 32 bytes an element at {hbm}",
+        "copy": f"estimated: a read and a write at {hbm}",
     }
 
 
-def _rounded(x: float) -> float:
+def rounded(x: float) -> float:
     return float(f"{x:.6g}")
 
 
-def _rounded_all(c: Coefficients) -> Coefficients:
-    return Coefficients(fixed_s=_rounded(c.fixed_s), token_s=_rounded(c.token_s), token_sq_s=_rounded(c.token_sq_s))
+def rounded_all(c: Coefficients) -> Coefficients:
+    return Coefficients(fixed_s=rounded(c.fixed_s), token_s=rounded(c.token_s), token_sq_s=rounded(c.token_sq_s))
 
 
 def main() -> None:
-    """Write the profile and print how well it meets each published series."""
-    profile = make_profile(published_times())
-    write_text(TARGET, record_text(profile))
+    """Write the profiles and print how well they meet each published series."""
+    for machine in MACHINES:
+        profile = make_profile(published_times(machine))
+        write_text(profile_path(machine), record_text(profile))
+        _print_residuals(profile)
+
+
+def _print_residuals(profile: Profile) -> None:
     for model in profile.models:
         for tp, passes in model.layer.items():
             c = passes.both
             layer = f"{c.fixed_s * 1e6:.0f} us + {c.token_s * 1e6:.4f} us/token + {c.token_sq_s * 1e12:.2f} ps/token^2"
-            print(f"{model.name} tp {tp}: a layer takes {layer}")
+            print(f"{profile.name}, {model.name} tp {tp}: a layer takes {layer}")
             for each in model.residuals:
                 if each.tp == tp:
                     note = "" if each.used else "  doubtful, not fitted"

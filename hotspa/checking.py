@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hotspa.reports import print_json
 from plans.check import require_sound, why_it_cannot_run
@@ -9,6 +10,9 @@ from plans.errors import InputError
 from plans.plan import Plan
 from plans.plan_file import plan_digest, read_plan
 from plans.record import Record
+
+if TYPE_CHECKING:
+    from costmodel.profile import Profile
 
 
 def check_plan(
@@ -28,7 +32,11 @@ def check_plan(
     report: dict[str, object] = {"plan": str(path), "digest": plan_digest(plan), "sound": True}
     lines = [f"{path}: sound ({len(plan.phases)} phases on {plan.cluster.num_ranks} ranks, {plan_digest(plan)})"]
     if profile is not None and lengths is not None:
-        again, changed = _priced_again(plan, profile, lengths)
+        from costmodel.profile import load_profile
+
+        loaded = load_profile(profile)
+        lines.append(loaded.origin)
+        again, changed = _priced_again(plan, loaded, lengths)
         differences = _differences(plan, again)
         if "profile" not in changed and differences:
             raise InputError(f"{path}: {differences[0]} (profile {profile})")
@@ -96,13 +104,12 @@ def _differences(plan: Plan, again: Plan) -> list[str]:
     return found
 
 
-def _priced_again(plan: Plan, profile_name: str, lengths_name: str) -> tuple[Plan, list[str]]:
+def _priced_again(plan: Plan, profile: "Profile", lengths_name: str) -> tuple[Plan, list[str]]:
     """The plan with today's prices, and which of its inputs have changed."""
     from costmodel.price import price_plan
-    from costmodel.profile import load_profile
     from plans.lengths import load_lengths
 
-    profile, lengths = load_profile(profile_name), load_lengths(lengths_name)
+    lengths = load_lengths(lengths_name)
     given = {"profile": profile.digest, "lengths": lengths.digest}
     changed = [name for name, digest in given.items() if digest != getattr(plan.fingerprints, name)]
     limited, _ = lengths.limit(plan.data.max_len, plan.data.overlong)

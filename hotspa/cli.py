@@ -28,7 +28,7 @@ app = typer.Typer(
 ModelName = Annotated[str, typer.Option("--model", help="Preset, model.yaml, or a Hugging Face folder or config.json.")]
 ClusterName = Annotated[str, typer.Option("--cluster", help="Preset like a800-80g:2x8 or local:2, or cluster.yaml.")]
 ProfileName = Annotated[
-    str, typer.Option("--profile", help="Shipped profile (a800-80g) or a file of `hotspa profile`.")
+    str, typer.Option("--profile", help="Shipped profile like a800-80g, or a file of `hotspa profile`.")
 ]
 LengthsName = Annotated[str, typer.Option("--lengths", help="code, web, chat, or a .txt(.gz), .npy or .jsonl file.")]
 Sequences = Annotated[int, typer.Option("--sequences", min=1, help="Sequences in a mini-batch (one optimizer step).")]
@@ -115,6 +115,8 @@ def solve(
 
     require_folder("-o", output)
     problem = problem_of(model, cluster, profile, lengths, sequences, max_len, seed, overlong, precision, buckets)
+    if not as_json:
+        print(problem.profile.origin)
     with progress("pricing and solving") as step:
         solution = find_plan(
             problem,
@@ -164,6 +166,8 @@ def compare(
     if json_file is not None and str(json_file) != "-":
         require_folder("--json", json_file)
     problem = problem_of(model, cluster, profile, lengths, sequences, max_len, seed, overlong, precision, buckets)
+    if str(json_file) != "-":
+        print(problem.profile.origin)
     with progress("pricing and solving") as step:
         report = compare_planners(
             problem, backend=choice("--backend", backend, get_args(Backend)), time_limit_s=time_limit, progress=step

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def simulate(
     plan: Annotated[Path, typer.Argument(help="The plan file.")],
-    profile: Annotated[str, typer.Option("--profile", help="Shipped profile (a800-80g) or a file.")],
+    profile: Annotated[str, typer.Option("--profile", help="Shipped profile like a800-80g, or a file.")],
     lengths: Annotated[str, typer.Option("--lengths", help="code, web, chat, or a .txt(.gz), .npy or .jsonl file.")],
     seed: Annotated[
         int | None, typer.Option("--seed", min=0, help="Of the sampled mini-batch; by default the plan's.")
@@ -38,13 +38,15 @@ def simulate(
     require_sound(found, str(plan))
     limited, _ = load_lengths(lengths).limit(found.data.max_len, found.data.overlong)
     (mini_batch,) = limited.mini_batches(found.data.sequences, 1, found.solve.seed if seed is None else seed)
+    loaded = load_profile(profile)
     with progress("simulating"):
-        simulation = run(found, load_profile(profile), mini_batch.tolist())
+        simulation = run(found, loaded, mini_batch.tolist())
     if trace is not None:
         write_trace(trace, simulation.spans(), simulation.memory())
     if as_json:
         print_json(_report(simulation))
         return
+    print(loaded.origin)
     out = console()
     out.print(_table(simulation))
     out.print(

@@ -37,10 +37,11 @@ def validate(
         require_sound(plan, str(path))
         _require_like(found[0], plan, path)
     sample = _sample(found[0], lengths, mini_batches, seed)
+    loaded = load_profile(profile)
+    if not as_json:
+        print(loaded.origin)
     with progress("running") as step:
-        comparisons = compare_here(
-            found, load_profile(profile), sample, rounds, lambda word: step("running plans", *word)
-        )
+        comparisons = compare_here(found, loaded, sample, rounds, lambda word: step("running plans", *word))
     report = report_of([str(path) for path in plans], comparisons)
     if as_json:
         print_json(report)

@@ -15,7 +15,7 @@ from plans.strict_yaml import read_record
 FOLDER = Path(__file__).parent / "presets"
 _GRID = re.compile(r"(?:([1-9][0-9]{0,8})x)?([1-9][0-9]{0,8})")
 _MODEL_FORMS = "a preset's name, a model.yaml, a config.json or its folder"
-_CLUSTER_FORMS = "a800-80g:NODESxGPUS (like a800-80g:2x8), local:N (like local:4) or a cluster.yaml"
+_CLUSTER_FORMS = "PRESET:NODESxGPUS (like a800-80g:2x8), local:N (like local:4) or a cluster.yaml"
 
 
 def load_model(name_or_path: str) -> ModelSpec:

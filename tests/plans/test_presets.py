@@ -44,7 +44,9 @@ def config(tmp_path: Path, **changes: object) -> Path:
         ("llama-7b", 6.73),
         ("llama-13b", 13.0),
         ("llama-32b", 32.5),
+        ("llama-7b-50k", 6.89),
         ("llama3-8b", 8.030),
+        ("llama3-70b", 70.55),
         ("mistral-7b", 7.242),
         ("qwen2.5-0.5b", 0.494),
         ("qwen3-0.6b", 0.596),
@@ -79,7 +81,7 @@ def test_a_model_file_is_read(tmp_path: Path) -> None:
     ("name", "message"),
     [
         ("lama-7b", "lama-7b: unknown model (did you mean llama-7b"),
-        ("qwerty", "qwerty: unknown model (known: llama-13b, llama-32b, llama-7b, llama3-8b, mistral-7b, "),
+        ("qwerty", "qwerty: unknown model (known: llama-13b, llama-32b, llama-7b, llama-7b-50k, llama3-70b, "),
         ("missing.yaml", "missing.yaml: No such file"),
         ("missing.json", "missing.json: No such file"),
         ("x" * 5000, ": unknown model (known: "),
@@ -258,8 +260,8 @@ def test_a_cluster_file_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a800:2x8", "a800:2x8: unknown cluster (did you mean a800-80g?)"),
-        ("a800-80g", "a800-80g: not a cluster; write a800-80g:NODESxGPUS"),
+        ("a800:2x8", "a800:2x8: unknown cluster (did you mean a800-80g or h200?)"),
+        ("a800-80g", "a800-80g: not a cluster; write PRESET:NODESxGPUS"),
         ("a800-80g:16", "a800-80g:16: not a cluster"),
         ("a800-80g:0x8", "a800-80g:0x8: not a cluster"),
         ("local:2x4", "local:2x4: not a cluster"),
@@ -278,7 +280,10 @@ def test_a_cluster_that_cannot_be_read_is_refused_with_the_forms_there_are(text:
 def test_every_preset_is_readable() -> None:
     """A preset with a typo would be found by its first user."""
     assert [load_model(name).name for name in preset_names("models")] == preset_names("models")
-    assert set(preset_names("clusters")) == {"a800-80g", "local"}
+    clusters = preset_names("clusters")
+    assert clusters == ["a100-40g", "a800-80g", "h100", "h20", "h200", "local"]
+    for name in clusters:
+        assert load_cluster(f"{name}:{'8' if name == 'local' else '2x8'}").ranks_per_node == 8
 
 
 def test_plain_rotary_settings_are_read_wherever_they_stand(tmp_path: Path) -> None:
