@@ -89,7 +89,7 @@ def sweep(
 ) -> None:
     """Plan every combination; the same command again plans only what is missing."""
     from hotspa.choices import choice, problem_of
-    from hotspa.reports import console, print_json, progress
+    from hotspa.reports import print_json, progress
     from plans.plan import PlannerName
     from plans.presets import machine_cores
     from solver.backend import BACKENDS
@@ -126,7 +126,7 @@ def sweep(
         print_json({"points": [asdict(row) for row in rows]})
         return
     _show(rows)
-    console().print(f"wrote {output}/sweep.csv, sweep.svg and {sum(row.step_s is not None for row in rows)} plans")
+    print(f"wrote {output}/sweep.csv, sweep.svg and {sum(row.step_s is not None for row in rows)} plans")
 
 
 def _clusters(
