@@ -44,7 +44,7 @@ from plans.corpus import Corpus, open_corpus
 from plans.errors import InputError
 from plans.plan import Plan
 from plans.plan_file import plan_digest, read_plan
-from plans.trace import write_trace
+from plans.trace import phase_name, write_trace
 
 log = logging.getLogger(__name__)
 
@@ -228,7 +228,7 @@ def _traced(engine: Engine, step: int, take: Callable[[], Prepared], path: Path)
 
 
 def _introduce(plan: Plan, mini_batches: MiniBatches) -> None:
-    phases = ", ".join(f"{p.min_len}..{p.max_len} {p.division.strategy}" for p in plan.phases)
+    phases = ", ".join(map(phase_name, plan.phases))
     log.info(
         f"{plan.model.name}: {plan.model.num_parameters / 1e6:,.1f} M parameters in {plan.precision} on "
         f"{plan.cluster.num_ranks} ranks, {plan.data.sequences} sequences a step; {phases}; home {plan.home.strategy}"

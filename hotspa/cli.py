@@ -9,7 +9,27 @@ from typing import Annotated, NoReturn, get_args
 
 import typer
 
-from hotspa.choices import choice, problem_of, require_folder
+from hotspa.choices import (
+    NUM_BUCKETS,
+    AsJson,
+    BackendName,
+    Buckets,
+    ClusterName,
+    LengthsName,
+    MaxLen,
+    ModelName,
+    OverlongRule,
+    PrecisionName,
+    ProfileName,
+    Seed,
+    Sequences,
+    TextField,
+    TimeLimit,
+    Tokenizer,
+    choice,
+    problem_of,
+    require_folder,
+)
 from hotspa.running import run
 from hotspa.simulating import simulate
 from hotspa.sweeping import sweep
@@ -24,24 +44,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-
-ModelName = Annotated[str, typer.Option("--model", help="Preset, model.yaml, or a Hugging Face folder or config.json.")]
-ClusterName = Annotated[str, typer.Option("--cluster", help="Preset like a800-80g:2x8 or local:2, or cluster.yaml.")]
-ProfileName = Annotated[
-    str, typer.Option("--profile", help="Shipped profile like a800-80g, or a file of `hotspa profile`.")
-]
-LengthsName = Annotated[str, typer.Option("--lengths", help="code, web, chat, or a .txt(.gz), .npy or .jsonl file.")]
-Sequences = Annotated[int, typer.Option("--sequences", min=1, help="Sequences in a mini-batch (one optimizer step).")]
-MaxLen = Annotated[int, typer.Option("--max-len", min=1, help="Longest sequence, in tokens.")]
-OverlongRule = Annotated[str, typer.Option("--overlong", help="Sequences over --max-len: refuse, truncate or skip.")]
-PrecisionName = Annotated[str, typer.Option("--precision", help="Weights and compute: bf16, fp32 or fp64.")]
-Buckets = Annotated[int, typer.Option("--buckets", min=1, help="Cells of the length axis between which plans may cut.")]
-Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of the sampled mini-batches and of the solver.")]
-BackendName = Annotated[str, typer.Option("--backend", help="MILP backend: cpsat, highs or cbc.")]
-TimeLimit = Annotated[float, typer.Option("--time-limit", min=0.001, max=1e6, help="Seconds for the solver.")]
-Tokenizer = Annotated[str, typer.Option("--tokenizer", help="`bytes`, or a tokenizer.json.")]
-TextField = Annotated[str, typer.Option("--field", help="Field of a jsonl line that holds the text.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
 @app.command(epilog="Example: hotspa profile --model tiny --nproc 2 -o profile.yaml")
@@ -102,7 +104,7 @@ def solve(
     seed: Seed = 0,
     overlong: OverlongRule = "refuse",
     precision: PrecisionName = "bf16",
-    buckets: Buckets = 24,
+    buckets: Buckets = NUM_BUCKETS,
     as_json: AsJson = False,
 ) -> None:
     """Choose length intervals, strategies and order; write the plan."""
@@ -148,7 +150,7 @@ def compare(
     seed: Seed = 0,
     overlong: OverlongRule = "refuse",
     precision: PrecisionName = "bf16",
-    buckets: Buckets = 24,
+    buckets: Buckets = NUM_BUCKETS,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Also write the figures here; - for the screen.")
     ] = None,

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hotspa.choices import choice
 from hotspa.reports import console, print_json, progress
-from plans.errors import InputError
 from plans.model import Precision
 from plans.presets import load_model
 
@@ -16,8 +16,7 @@ def measure_profile(
     model_name: str, nproc: int, output: Path, precision: str, name: str, records: Path | None, *, as_json: bool
 ) -> None:
     """Measure this machine with `nproc` local ranks and write a profile; the raw measurements too, if asked for."""
-    if precision not in list(Precision):
-        raise InputError(f"--precision {precision}: not one of {', '.join(Precision)}")
+    choice("--precision", precision, tuple(Precision))
     model = load_model(model_name)
 
     from costmodel.fit import fit_profile

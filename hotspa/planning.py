@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Self, cast, get_args
 
+from hotspa.choices import choice, make_folder
 from hotspa.measuring import measure_profile
 from hotspa.reports import print_solution, progress
 from plans.cluster import ClusterSpec
@@ -47,8 +48,8 @@ class PlanRequest:
             ("--overlong", overlong, get_args(Overlong)),
             ("--precision", precision, tuple(Precision)),
         ):
-            if value is not None and value not in legal:
-                raise InputError(f"{option} {value}: not one of {', '.join(legal)}")
+            if value is not None:
+                choice(option, value, legal)
         return cls(
             nproc=nproc,
             sequences=sequences,
@@ -94,10 +95,7 @@ def plan_here(
     cluster, precision = machine(request.nproc), request.precision
     if precision is None:
         precision = Precision.fp32 if _num_accelerators() == 0 else Precision.bf16
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"--out {out}: {error.strerror or error}") from None
+    make_folder("--out", out)
     measure_profile(str(folder), cluster.num_ranks, profile_file, precision, "here", None, as_json=False)
     problem = Problem(
         model=model,

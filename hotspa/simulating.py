@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from plans.errors import InputError
+from hotspa.choices import AsJson, LengthsName, require_folder
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 def simulate(
     plan: Annotated[Path, typer.Argument(help="The plan file.")],
     profile: Annotated[str, typer.Option("--profile", help="Shipped profile like a800-80g, or a file.")],
-    lengths: Annotated[str, typer.Option("--lengths", help="code, web, chat, or a .txt(.gz), .npy or .jsonl file.")],
+    lengths: LengthsName,
     seed: Annotated[
         int | None, typer.Option("--seed", min=0, help="Of the sampled mini-batch; by default the plan's.")
     ] = None,
     trace: Annotated[Path | None, typer.Option("--trace", help="Write a trace for ui.perfetto.dev here.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Simulate one step: what every rank does when, where it waits, what it holds."""
     from costmodel.profile import load_profile
@@ -32,8 +32,8 @@ def simulate(
     from plans.plan_file import read_plan
     from plans.trace import write_trace
 
-    if trace is not None and not trace.resolve().parent.is_dir():
-        raise InputError(f"--trace {trace}: the folder {trace.parent} does not exist")
+    if trace is not None:
+        require_folder("--trace", trace)
     found = read_plan(plan)
     require_sound(found, str(plan))
     limited, _ = load_lengths(lengths).limit(found.data.max_len, found.data.overlong)

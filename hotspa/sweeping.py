@@ -2,16 +2,29 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
+from hotspa.choices import (
+    NUM_BUCKETS,
+    AsJson,
+    BackendName,
+    LengthsName,
+    OverlongRule,
+    PrecisionName,
+    Seed,
+    choice,
+    make_folder,
+    problem_of,
+)
 from plans.errors import InputError
 
 if TYPE_CHECKING:
+    from costmodel.profile import Profile
     from plans.cluster import ClusterSpec
     from plans.plan import Plan
     from solver.sweep import Point
@@ -45,6 +58,8 @@ class SweepRow:
             "sequences": problem.sequences,
             "max_len": problem.max_len,
         }
+        from plans.trace import phase_name
+
         if isinstance(answer, str):
             return cls(**where, reason=answer)
         drawn = problem.workload.mini_batches
@@ -57,7 +72,7 @@ class SweepRow:
             switch=answer.switch_time_s / answer.step_time_s,
             gap=answer.solve.gap,
             status=answer.solve.status,
-            phases=", ".join(f"{phase.min_len}..{phase.max_len} {phase.division.strategy}" for phase in answer.phases),
+            phases=", ".join(map(phase_name, answer.phases)),
         )
 
 
@@ -67,7 +82,7 @@ def sweep(
     profile: Annotated[
         list[str], typer.Option("--profile", help="Shipped profile or file: one for all clusters, or one for each.")
     ],
-    lengths: Annotated[str, typer.Option("--lengths", help="code, web, chat, or a .txt(.gz), .npy or .jsonl file.")],
+    lengths: LengthsName,
     sequences: Annotated[list[int], typer.Option("--sequences", min=1, help="In a mini-batch. Repeat it for more.")],
     max_len: Annotated[list[int], typer.Option("--max-len", min=1, help="Longest sequence. Repeat it for more.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder for plans, sweep.csv and sweep.svg.")],
@@ -75,31 +90,32 @@ def sweep(
         list[int] | None, typer.Option("--nodes", min=1, help="Of each cluster, instead of its own. Repeat it.")
     ] = None,
     planner: Annotated[str, typer.Option("--planner", help="As for solve.")] = "milp",
-    backend: Annotated[str, typer.Option("--backend", help="MILP backend: cpsat, highs or cbc.")] = "cpsat",
+    backend: BackendName = "cpsat",
     time_limit: Annotated[
         float, typer.Option("--time-limit", min=0.001, max=1e6, help="Seconds for the solver, each point.")
     ] = 60.0,
     jobs: Annotated[int | None, typer.Option("--jobs", min=1, help="Points planned at once; one per core.")] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the sampled mini-batches.")] = 0,
-    overlong: Annotated[str, typer.Option("--overlong", help="Sequences over --max-len: refuse, truncate or skip.")] = (
-        "refuse"
-    ),
-    precision: Annotated[str, typer.Option("--precision", help="Weights and compute: bf16, fp32 or fp64.")] = "bf16",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    seed: Seed = 0,
+    overlong: OverlongRule = "refuse",
+    precision: PrecisionName = "bf16",
+    as_json: AsJson = False,
 ) -> None:
     """Plan every combination; the same command again plans only what is missing."""
-    from hotspa.choices import choice, problem_of
     from hotspa.reports import print_json, progress
     from plans.plan import PlannerName
-    from plans.presets import machine_cores
+    from plans.presets import load_model, machine_cores
     from solver.backend import BACKENDS
     from solver.sweep import Effort, Point
     from solver.sweep import sweep as plan_points
 
     clusters = _clusters(cluster, profile, nodes)
+    models = [load_model(name) for name in model]
+    first = problem_of(
+        model[0], cluster[0], profile[0], lengths, sequences[0], max_len[0], seed, overlong, precision, NUM_BUCKETS
+    )
     points = []
-    for name, (machine, prices), count, longest in product(model, clusters, sequences, max_len):
-        problem = problem_of(name, machine, prices, lengths, count, longest, seed, overlong, precision)
+    for each, (machine, prices), count, longest in product(models, clusters, sequences, max_len):
+        problem = replace(first, model=each, cluster=machine, profile=prices, sequences=count, max_len=longest)
         _ = problem.workload  # lengths that are refused are so before anything is planned
         stem = _slug(f"{problem.model.name} {machine.name} {count}x{longest}")
         points.append(Point(problem=problem, path=output / f"{stem}.yaml"))
@@ -110,10 +126,7 @@ def sweep(
         backend=choice("--backend", backend, BACKENDS),
         time_limit_s=time_limit,
     )
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"-o {output}: {error.strerror or error}") from None
+    make_folder("-o", output)
     answers: dict[int, Plan | str] = {}
     with progress("planning") as step:
         step("planning", 0, len(points))
@@ -131,15 +144,17 @@ def sweep(
 
 def _clusters(
     names: Sequence[str], profiles: Sequence[str], nodes: Sequence[int] | None
-) -> "list[tuple[ClusterSpec, str]]":
-    """Each with the name of its profile."""
+) -> "list[tuple[ClusterSpec, Profile]]":
+    """Each with its profile."""
+    from costmodel.profile import load_profile
     from plans.presets import load_cluster
 
     if len(profiles) not in (1, len(names)):
         raise InputError(f"--profile: {len(profiles)} for {len(names)} clusters; give one for all, or one for each")
+    loaded = [load_profile(name) for name in profiles]
     found = []
     for k, name in enumerate(names):
-        machine, prices = load_cluster(name), profiles[k % len(profiles)]
+        machine, prices = load_cluster(name), loaded[k % len(loaded)]
         found += [(machine, prices)] if nodes is None else [(_resized(machine, count), prices) for count in nodes]
     return found
 

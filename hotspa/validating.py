@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hotspa.choices import LengthsName
 from plans.errors import InputError
 from plans.plan import Plan
+from plans.trace import phase_name
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 def validate(
     plans: Annotated[list[Path], typer.Argument(help="Plan files, for one number of local ranks.")],
     profile: Annotated[str, typer.Option("--profile", help="The machine's profile.")],
-    lengths: Annotated[str, typer.Option("--lengths", help="code, web, chat, or a .txt(.gz), .npy or .jsonl file.")],
+    lengths: LengthsName,
     mini_batches: Annotated[int, typer.Option("--mini-batches", min=1, help="Different ones.")] = 2,
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Steps on each that count; medians are taken.")] = 5,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the mini-batches.")] = 1,
@@ -128,7 +130,7 @@ def _step_table(names: Sequence[str], plans: Sequence[Plan], comparisons: Sequen
     for name, plan, each in zip(names, plans, comparisons, strict=True):
         table.add_row(
             name,
-            ", ".join(f"{p.min_len}..{p.max_len} {p.division.strategy}" for p in plan.phases),
+            ", ".join(map(phase_name, plan.phases)),
             f"{each.predicted_s:.3f}",
             f"{each.measured_s:.3f}",
             f"{each.spread[0]:.2f}..{each.spread[1]:.2f}",
