@@ -10,31 +10,15 @@ from benchmarks.executor.pairs import PAIRS, Pair, run_pair
 from benchmarks.executor.race import Race
 from benchmarks.executor.ranks import on_ranks
 from benchmarks.executor.work import Work, standard_library
+from benchmarks.models import LLAMA_30M, llama
 from benchmarks.rows import Row, write_rows
 from hotspa.reports import console
 from plans.model import ModelSpec, Precision
 
 FOLDER = Path("runs/benchmarks")
-SPEC = ModelSpec(
-    name="llama-30m",
-    num_layers=8,
-    hidden_size=512,
-    ffn_size=1408,
-    num_heads=8,
-    num_kv_heads=8,
-    vocab_size=4096,
-)
 MAX_TOKENS = 512  # of a packed row, and of a document
 SEQUENCES = 16  # of a mini_batch
-QUICK_SPEC = ModelSpec(
-    name="llama-4m",
-    num_layers=2,
-    hidden_size=256,
-    ffn_size=704,
-    num_heads=4,
-    num_kv_heads=4,
-    vocab_size=SPEC.vocab_size,
-)
+QUICK_SPEC = llama("llama-4m", num_layers=2, hidden_size=256, ffn_size=704, num_heads=4, vocab_size=4096)
 QUICK_ROUNDS = 5
 GOAL = 1.0  # our tokens/s over the other side's
 
@@ -46,7 +30,7 @@ def main(
     json: Annotated[Path | None, typer.Option(help="Where the rows go as JSON.")] = None,
 ) -> None:
     """Time the executor and other ways to train, side by side."""
-    spec, precisions = (QUICK_SPEC, [Precision.fp32]) if quick else (SPEC, [Precision.fp32, Precision.bf16])
+    spec, precisions = (QUICK_SPEC, [Precision.fp32]) if quick else (LLAMA_30M, [Precision.fp32, Precision.bf16])
     work = standard_library(FOLDER, vocab_size=spec.vocab_size, max_tokens=MAX_TOKENS, sequences=SEQUENCES)
     races = []
     for pair in PAIRS:

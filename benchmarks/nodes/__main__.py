@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.emulated_nodes import GIGABIT, NoNodesError, emulated_nodes, on_nodes
+from benchmarks.models import LLAMA_30M, llama
 from benchmarks.nodes.laps import RANKS_PER_NODE, Contest, Ends, contests, whole_nodes_lack
 from benchmarks.rows import Row, write_rows
 from hotspa.reports import console
@@ -21,24 +22,7 @@ from plans.strategy import Strategy
 
 STRATEGIES = ("dp4", "tp4", "pp4", "dp2tp2", "dp2pp2", "tp2pp2")
 PRECISION = Precision.bf16
-MODEL = ModelSpec(
-    name="llama-30m",
-    num_layers=8,
-    hidden_size=512,
-    ffn_size=1408,
-    num_heads=8,
-    num_kv_heads=8,
-    vocab_size=4096,
-)
-QUICK_MODEL = ModelSpec(
-    name="llama-4m",
-    num_layers=4,
-    hidden_size=256,
-    ffn_size=704,
-    num_heads=4,
-    num_kv_heads=4,
-    vocab_size=4096,
-)
+QUICK_MODEL = llama("llama-4m", num_layers=4, hidden_size=256, ffn_size=704, num_heads=4, vocab_size=4096)
 ROUNDS, QUICK_ROUNDS = 9, 5
 GOAL = 1.8
 
@@ -91,7 +75,7 @@ def main(
     rounds: Annotated[int, typer.Option(min=1, help="Timed switches of each side and pair.")] = ROUNDS,
 ) -> None:
     """Time switches across a slow link under two rules."""
-    model = QUICK_MODEL if quick else MODEL
+    model = QUICK_MODEL if quick else LLAMA_30M
     try:
         with emulated_nodes(GIGABIT) as nodes:
             ranks = on_nodes(

@@ -12,5 +12,5 @@
     race            all of them in turns
     table           medians against each other, and the goals
 
-Weights alone move, in fp32. What every side gives must have the bytes that ours gives, and ours those of the model.
+Weights alone move, in fp32. What every side gives must have the bytes of the model.
 """

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from benchmarks.models import llama
 from benchmarks.rows import write_rows
 from benchmarks.switch.case import PRECISION
 from benchmarks.switch.race import LIMIT, LIMIT_NODE, OURS, OURS_NODE, Race, run_race
@@ -37,22 +38,10 @@ class Size(StrEnum):
     gb1 = "1GB"
 
 
-def _llama(num_layers: int, hidden_size: int, ffn_size: int, num_heads: int, vocab_size: int) -> ModelSpec:
-    return ModelSpec(
-        name=f"llama-{num_layers}x{hidden_size}",
-        num_layers=num_layers,
-        hidden_size=hidden_size,
-        ffn_size=ffn_size,
-        num_heads=num_heads,
-        num_kv_heads=num_heads,
-        vocab_size=vocab_size,
-    )
-
-
 MODELS = {
-    Size.small: _llama(4, 64, 176, 4, 512),  # 1.1 MB
-    Size.mb200: _llama(8, 640, 1728, 8, 8192),
-    Size.gb1: _llama(12, 1280, 3456, 16, 4096),
+    Size.small: llama("llama-4x64", num_layers=4, hidden_size=64, ffn_size=176, num_heads=4, vocab_size=512),  # 1.1 MB
+    Size.mb200: llama("llama-8x640", num_layers=8, hidden_size=640, ffn_size=1728, num_heads=8, vocab_size=8192),
+    Size.gb1: llama("llama-12x1280", num_layers=12, hidden_size=1280, ffn_size=3456, num_heads=16, vocab_size=4096),
 }
 LEAST_S = {Size.small: 0.02, Size.mb200: 0.0, Size.gb1: 0.0}
 """Of a lap: a single switch of the small model is shorter than the ranks can start together."""
