@@ -1,6 +1,7 @@
 """Pictures of reports: planners side by side, a sweep."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,13 @@ def draw_comparison(report: Mapping[str, Any], path: Path, title: str) -> None:
     Raises:
         InputError: matplotlib cannot write such a file.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import colormaps
 
     rows = {name: row for name, row in report["planners"].items() if row.get("step_time_s") is not None}
     strategies = sorted({phase["strategy"] for row in rows.values() for phase in row["phases"]})
-    colours = dict(zip(strategies, pyplot.get_cmap("tab10").colors, strict=False))  # type: ignore[attr-defined]
+    colours = dict(zip(strategies, colormaps["tab10"].colors, strict=False))  # type: ignore[attr-defined]
     longest = max(row["step_time_s"] for row in rows.values())
-    with matplotlib.rc_context({"font.size": 9, "svg.hashsalt": "hotspa"}):
-        figure, axes = pyplot.subplots(figsize=(9, 0.6 * len(rows) + 1.1), layout="constrained")
+    with _picture(path, f"--figure {path}", height=0.6 * len(rows) + 1.1) as (axes,):
         for at, row in enumerate(rows.values()):
             left = 0.0
             for phase in row["phases"]:
@@ -43,13 +40,6 @@ def draw_comparison(report: Mapping[str, Any], path: Path, title: str) -> None:
         axes.set_xlim(0, 1.1 * longest)
         axes.set_xlabel("predicted seconds of one optimizer step; grey: switching and optimizer")
         axes.set_title(title, loc="left")
-        axes.spines[["top", "right"]].set_visible(False)
-        try:
-            figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
-        except (OSError, ValueError) as error:
-            raise InputError(f"--figure {path}: {error}") from error
-        finally:
-            pyplot.close(figure)
 
 
 def draw_sweep(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
@@ -58,19 +48,13 @@ def draw_sweep(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     Raises:
         InputError: matplotlib cannot write such a file.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     rows = [{**row, "machine": row["cluster"].partition(":")[0]} for row in rows]
     over = max(_AXES, key=lambda name: len({row[name] for row in rows}))
     others = [name for name in ("model", "machine", *_AXES) if name != over and len({row[name] for row in rows}) > 1]
     lines: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         lines.setdefault(", ".join(f"{name} {row[name]}" for name in others), []).append(row)
-    with matplotlib.rc_context({"font.size": 9, "svg.hashsalt": "hotspa"}):
-        figure, both = pyplot.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
+    with _picture(path, str(path), height=3.6, columns=2) as both:
         for axes, name, title in zip(
             both, ("step_s", "tokens_per_s"), ("predicted seconds of a step", "tokens/s"), strict=True
         ):
@@ -84,13 +68,28 @@ def draw_sweep(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
             axes.set_ylim(bottom=0)
             axes.set_xlabel(_AXES[over])
             axes.set_title(title, loc="left")
-            axes.spines[["top", "right"]].set_visible(False)
         if others and lines:
             both[0].legend(frameon=False)
+
+
+@contextmanager
+def _picture(path: Path, place: str, *, height: float, columns: int = 1) -> Iterator[list[Any]]:
+    """Axes beside each other, to be drawn in; saved as they are left. `place` is for errors."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    with matplotlib.rc_context({"font.size": 9, "svg.hashsalt": "hotspa"}):
+        figure, found = pyplot.subplots(1, columns, figsize=(9, height), layout="constrained", squeeze=False)
         try:
-            figure.savefig(path, metadata={"Date": None})
-        except (OSError, ValueError) as error:
-            raise InputError(f"{path}: {error}") from error
+            yield list(found[0])
+            for axes in found[0]:
+                axes.spines[["top", "right"]].set_visible(False)
+            try:
+                figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+            except (OSError, ValueError) as error:
+                raise InputError(f"{place}: {error}") from error
         finally:
             pyplot.close(figure)
 
