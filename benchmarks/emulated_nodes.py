@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from executor.allocator import keep_freed_memory
+from executor.world import join_world
 
 GIGABIT = 10**9
 _INTERFACE = "GLOO_SOCKET_IFNAME"  # a variable that gloo reads
@@ -166,13 +167,8 @@ def _rank_main(folder: Path, rank: int) -> None:
     torch.set_num_threads(1)
     keep_freed_memory()  # as the executor's ranks do
     world_size, timeout_s, fn, args = pickle.loads((folder / "call").read_bytes())
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/store",
-        rank=rank,
-        world_size=world_size,
-        timeout=timedelta(seconds=timeout_s),
-    )
+    limit = timedelta(seconds=timeout_s)
+    join_world(torch.device("cpu"), rank, world_size, limit, init_method=f"file://{folder}/store")
     _result(folder, rank).write_bytes(pickle.dumps(fn(*args)))
     dist.barrier()  # nobody closes its connections while another may still read from them
     dist.destroy_process_group()

@@ -139,7 +139,8 @@ def sweep(
         print_json({"points": [asdict(row) for row in rows]})
         return
     _show(rows)
-    print(f"wrote {output}/sweep.csv, sweep.svg and {sum(row.step_s is not None for row in rows)} plans")
+    num_plans = sum(row.step_s is not None for row in rows)
+    print(f"wrote {output}/sweep.csv{f', sweep.svg and {num_plans} plans' if num_plans else '; no point has a plan'}")
 
 
 def _clusters(

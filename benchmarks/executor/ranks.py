@@ -11,6 +11,7 @@ from torch.multiprocessing.spawn import spawn
 
 from benchmarks.executor.ours import TIMEOUT_S
 from executor.allocator import keep_freed_memory
+from executor.world import join_world
 
 
 def on_ranks(num_ranks: int, fn: Callable[..., None], *args: object) -> None:
@@ -23,13 +24,8 @@ def _rank_main(rank: int, num_ranks: int, folder: str, fn: Callable[..., None], 
     os.environ["LOCAL_RANK"] = str(rank)  # as torchrun does; DeepSpeed asks for it
     torch.set_num_threads(1)
     keep_freed_memory()  # as the executor's ranks do; it helps the other side too
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/store",
-        rank=rank,
-        world_size=num_ranks,
-        timeout=timedelta(seconds=TIMEOUT_S),
-    )
+    limit = timedelta(seconds=TIMEOUT_S)
+    join_world(torch.device("cpu"), rank, num_ranks, limit, init_method=f"file://{folder}/store")
     fn(*args)
     dist.barrier()  # nobody closes its connections while another may still read from them
     dist.destroy_process_group()
