@@ -37,6 +37,7 @@ from costmodel.published import (
     LOGIT_BYTES,
     OPTIMIZER_BYTES_PER_ELEMENT,
     profile_path,
+    recomputed_bytes,
     rounded,
     rounded_all,
     selective_times,
@@ -166,7 +167,7 @@ def layer(shape: Shape, tp: int, of: Chip) -> Passes:
         for times in (1, _BACKWARD)
     )
     squares = _attention_flops(shape) / tp / of.attention_flops_per_s
-    width = shape.num_heads * _head_dim(shape) / tp
+    width = shape.num_heads * shape.head_size / tp
 
     def with_attention(token_s: float, products: float, fixed: int) -> Coefficients:
         return rounded_all(
@@ -211,24 +212,20 @@ def _ways(shape: Shape, tp: int, of: Chip, flops: float, traffic: float, *, gath
     return times * work / tp + gathered / of.gather_bytes_per_s
 
 
-def _head_dim(shape: Shape) -> int:
-    return shape.head_dim or shape.hidden_size // shape.num_heads
-
-
 def _key_size(shape: Shape) -> int:
-    return shape.num_kv_heads * _head_dim(shape)
+    return shape.num_kv_heads * shape.head_size
 
 
 def _matrix_flops(shape: Shape) -> float:
     """Of a token in one layer, forward: 2 an element of query, key, value, output, gate, up and down."""
-    query = shape.num_heads * _head_dim(shape)
+    query = shape.num_heads * shape.head_size
     attention = shape.hidden_size * (2 * query + 2 * _key_size(shape))
     return 2.0 * (attention + 3 * shape.hidden_size * shape.ffn_size)
 
 
 def _attention_flops(shape: Shape) -> float:
     """Of a squared token in one layer, forward: 2 products, 2 FLOPs a multiply-add, half of them behind the mask."""
-    return 2.0 * shape.num_heads * _head_dim(shape)
+    return 2.0 * shape.num_heads * shape.head_size
 
 
 def _kept_bytes(shape: Shape, tp: int) -> float:
@@ -245,12 +242,11 @@ def _traffic_bytes(shape: Shape) -> float:
 
 def memory_rule(shape: Shape, reserved_bytes: int) -> MemoryRule:
     """By what the executor keeps; working bytes are the gradients of the MLP's tensors, the larger half of a layer."""
-    hidden = ELEMENT_BYTES * shape.hidden_size
     none = {tp: _kept_bytes(shape, tp) for tp in DEGREES}
     kept = {
         "none": none,
-        "selective": {tp: 3 * hidden / tp + 2 * hidden for tp in DEGREES},
-        "full": {tp: hidden / tp for tp in DEGREES},
+        "selective": {tp: recomputed_bytes(shape, tp, "selective") for tp in DEGREES},
+        "full": {tp: recomputed_bytes(shape, tp, "full") for tp in DEGREES},
     }
     gradients = {tp: ELEMENT_BYTES * (3 * shape.ffn_size + 2 * shape.hidden_size) / tp for tp in DEGREES}
     return MemoryRule.model_validate(

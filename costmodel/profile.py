@@ -101,10 +101,14 @@ class Shape(Record):
         dims = {name: getattr(model, name) for name in cls.model_fields}
         return cls(**(dims | {"num_layers": None} if any_depth else dims))
 
+    @property
+    def head_size(self) -> int:
+        """Of a query, key or value of one head."""
+        return self.head_dim or self.hidden_size // self.num_heads
+
     def differences(self, model: ModelSpec) -> list[str]:
         """`dim have!=want` for every dim in which the model is another one."""
-        have = self.model_dump(exclude_none=True)
-        have.setdefault("head_dim", self.hidden_size // self.num_heads)
+        have = self.model_dump(exclude_none=True) | {"head_dim": self.head_size}
         return [f"{name} {n}, not {getattr(model, name)}" for name, n in have.items() if n != getattr(model, name)]
 
 

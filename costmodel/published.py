@@ -9,6 +9,7 @@ doubtful series is not fitted: the other pipeline degrees of its tp stand for it
 """
 
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
@@ -179,25 +180,31 @@ def _model_profile(model: PublishedModel) -> ModelProfile:
 def _kept(model: PublishedModel, tp: int, recompute: Recompute) -> float:
     """Bytes of a token in one layer. With recompute an estimate, since all published activations are those without.
 
-    full         the layer's input, of which a tp rank has its part of the tokens
-    selective    besides, the attention's output, of which it has its heads, and the input of the MLP's half of the
-                 layer, its part of the tokens; and the normed inputs of both halves, gathered: all tokens on every rank
-
     And the logits, divided over all layers: the published activations have them inside, here they would be missing. The
     first stage, which has most micro_batches in flight, is thus charged with all of them, and is no less full than the
     last one, which has them.
     """
     if recompute == "none":
         return model.activation_bytes(tp)
-    hidden = ELEMENT_BYTES * model.shape.hidden_size
     logits = LOGIT_BYTES * model.shape.vocab_size / model.num_layers / tp
-    return hidden / tp + logits if recompute == "full" else 3 * hidden / tp + 2 * hidden + logits
+    return recomputed_bytes(model.shape, tp, recompute) + logits
+
+
+def recomputed_bytes(shape: Shape, tp: int, recompute: Literal["selective", "full"]) -> float:
+    """What recompute keeps of a token in one layer.
+
+    full         the layer's input, of which a tp rank has its part of the tokens
+    selective    besides, the attention's output, of which it has its heads, and the input of the MLP's half of the
+                 layer, its part of the tokens; and the normed inputs of both halves, gathered: all tokens on every rank
+    """
+    hidden = ELEMENT_BYTES * shape.hidden_size
+    return hidden / tp if recompute == "full" else 3 * hidden / tp + 2 * hidden
 
 
 def selective_times(shape: Shape, forward: Coefficients) -> Coefficients:
     """All of attention, which is what grows with the square, and the products of query, key, value, gate and up; not
     those of the attention's output and of down. The rest goes by elements of the weights."""
-    head = shape.hidden_size // shape.num_heads
+    head = shape.head_size
     inputs = (
         shape.hidden_size * head * (shape.num_heads + 2 * shape.num_kv_heads) + 2 * shape.hidden_size * shape.ffn_size
     )
